@@ -1,0 +1,112 @@
+# tests/**/test_*.c      one cmocka program each, linked with libquire and tests/support/*.c
+# tests/fuzz/fuzz_*.c    one target each; without libFuzzer it replays tests/fuzz/corpus/NAME
+# tests/lint/lint_*.py   one test each
+#
+# A test says what it needs in a comment within its first 40 lines:
+#     // ctest: timeout=300 labels=slow args=--cells,200
+# Labels: quick (the default: everything without a label of its own), slow, soak (only `make soak`), lint, fuzz, tiny.
+set(tests_dir ${CMAKE_SOURCE_DIR}/tests)
+pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
+if(NOT CMOCKA_FOUND)
+  message(FATAL_ERROR "cmocka is missing; run tools/setup, or configure with -DQUIRE_TESTS=OFF")
+endif()
+find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
+
+# support: what tests share, compiled once
+file(GLOB QUIRE_SUPPORT_SOURCES CONFIGURE_DEPENDS ${tests_dir}/support/*.c)
+list(FILTER QUIRE_SUPPORT_SOURCES EXCLUDE REGEX "/fuzz_main\\.c$")
+add_library(quire_support STATIC ${QUIRE_SUPPORT_SOURCES})
+target_include_directories(quire_support PUBLIC ${tests_dir} ${tests_dir}/support)
+target_compile_definitions(quire_support PUBLIC
+  QUIRE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" QUIRE_BINARY_DIR="${CMAKE_BINARY_DIR}")
+target_link_libraries(quire_support PUBLIC quire_static PkgConfig::CMOCKA)
+
+# the environment of every test: sanitizers stop at the first fault, and tests know where they are
+set(QUIRE_TEST_ENVIRONMENT
+  "QUIRE_TEST_SOURCE_DIR=${CMAKE_SOURCE_DIR}" "QUIRE_TEST_BINARY_DIR=${CMAKE_BINARY_DIR}"
+  "ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1" "UBSAN_OPTIONS=print_stacktrace=1")
+
+# quire_test_settings(source): sets test_timeout, test_labels and test_args from the source's "ctest:" comment
+function(quire_test_settings source)
+  set(timeout 60)
+  set(labels quick)
+  set(args "")
+  file(STRINGS ${source} lines LIMIT_COUNT 40 REGEX "ctest:")
+  foreach(line IN LISTS lines)
+    if(line MATCHES "timeout=([0-9]+)")
+      set(timeout ${CMAKE_MATCH_1})
+    endif()
+    if(line MATCHES "labels=([A-Za-z0-9_,-]+)")
+      string(REPLACE "," ";" labels ${CMAKE_MATCH_1})
+    endif()
+    if(line MATCHES "args=([^ *]+)")
+      string(REPLACE "," ";" args ${CMAKE_MATCH_1})
+    endif()
+  endforeach()
+  # a change of that comment must be noticed without a change of the list of files
+  set_property(DIRECTORY ${CMAKE_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
+  if(NOT QUIRE_SANITIZE STREQUAL "")
+    math(EXPR timeout "${timeout} * 5")
+  endif()
+  set(test_timeout ${timeout} PARENT_SCOPE)
+  set(test_labels "${labels}" PARENT_SCOPE)
+  set(test_args "${args}" PARENT_SCOPE)
+endfunction()
+
+function(quire_test_properties name)
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout} LABELS "${test_labels}"
+                       ENVIRONMENT "${QUIRE_TEST_ENVIRONMENT}" WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
+endfunction()
+
+# unit and property tests
+file(GLOB_RECURSE QUIRE_TEST_SOURCES CONFIGURE_DEPENDS ${tests_dir}/test_*.c)
+list(FILTER QUIRE_TEST_SOURCES EXCLUDE REGEX "/tests/support/")
+foreach(source IN LISTS QUIRE_TEST_SOURCES)
+  get_filename_component(name ${source} NAME_WE)
+  quire_test_settings(${source})
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE quire_support)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name} ${test_args})
+  quire_test_properties(${name})
+endforeach()
+
+# the maker of the tiny model
+if(EXISTS ${CMAKE_SOURCE_DIR}/tools/golden/make_tiny.c)
+  add_executable(make_tiny ${CMAKE_SOURCE_DIR}/tools/golden/make_tiny.c)
+  target_link_libraries(make_tiny PRIVATE quire_support)
+  set_target_properties(make_tiny PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+endif()
+
+# parsers under fuzzing
+file(GLOB QUIRE_FUZZ_SOURCES CONFIGURE_DEPENDS ${tests_dir}/fuzz/fuzz_*.c)
+foreach(source IN LISTS QUIRE_FUZZ_SOURCES)
+  get_filename_component(name ${source} NAME_WE)
+  string(REGEX REPLACE "^fuzz_" "" short ${name})
+  quire_test_settings(${source})
+  set(corpus ${tests_dir}/fuzz/corpus/${short})
+  if(QUIRE_FUZZ)
+    add_executable(${name} ${source})
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    add_test(NAME ${name} COMMAND ${name} -runs=0 ${corpus})
+  else()
+    add_executable(${name} ${source} ${tests_dir}/support/fuzz_main.c)
+    add_test(NAME ${name} COMMAND ${name} ${corpus})
+  endif()
+  target_link_libraries(${name} PRIVATE quire_support)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+  list(APPEND test_labels fuzz)
+  quire_test_properties(${name})
+endforeach()
+
+# lints; each says on its own what it wants and prints file:line: message
+file(GLOB QUIRE_LINTS CONFIGURE_DEPENDS ${tests_dir}/lint/lint_*.py)
+foreach(source IN LISTS QUIRE_LINTS)
+  get_filename_component(name ${source} NAME_WE)
+  quire_test_settings(${source})
+  add_test(NAME ${name} COMMAND Python3::Interpreter -B ${source} ${CMAKE_SOURCE_DIR})
+  set(test_labels lint)
+  quire_test_properties(${name})
+  # a lint that lacks its tool says so and is shown as skipped
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+endforeach()

@@ -1,0 +1,62 @@
+#include "base/futex.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/assert.h"
+
+/* About 20 microseconds: a kernel of the small model is over by then, a sleep and a wake cost as much. */
+#define FUTEX_SPINS 1000
+
+/* The only mutable variables of the library that belong to no object: how crowded this process is concerns all of it.
+ */
+static int declared_threads;
+static int usable_cores;
+
+static int cores(void) {
+  int known = __atomic_load_n(&usable_cores, __ATOMIC_RELAXED);
+  if (known == 0) {
+    cpu_set_t set;
+    known = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    __atomic_store_n(&usable_cores, known, __ATOMIC_RELAXED);
+  }
+  return known;
+}
+
+static bool may_spin(int parties) {
+  int declared = __atomic_load_n(&declared_threads, __ATOMIC_RELAXED);
+  return (declared > parties ? declared : parties) <= cores();
+}
+
+void quire_futex_wait(const uint32_t *word, uint32_t expected, int parties) {
+  int spins = may_spin(parties) ? FUTEX_SPINS : 0;
+  for (int i = 0; i < spins; i++) {
+    if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != expected) {
+      return;
+    }
+    __builtin_ia32_pause();
+  }
+  while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == expected) {
+    /* EAGAIN and EINTR lead back to the test */
+    syscall(SYS_futex, word, FUTEX_WAIT, expected, NULL, NULL, 0);
+  }
+}
+
+void quire_futex_wait_within(const uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
+  struct timespec timeout = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
+  if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == expected) {
+    syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, NULL, 0);
+  }
+}
+
+void quire_futex_wake_all(const uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); }
+
+void quire_futex_declare(int count) {
+  int before = __atomic_fetch_add(&declared_threads, count, __ATOMIC_RELAXED);
+  QUIRE_ASSERT(before + count >= 0);
+}

@@ -1,0 +1,107 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "base/option.h"
+#include "base/option_state.h"
+
+#define HELP_COLUMN 30
+#define HELP_WIDTH 100
+#define HELP_BYTES 1024
+
+static const char *metavar_of(const struct quire_option *row) {
+  static const char *const by_type[] = {
+      [QUIRE_OPTION_FLAG] = "",   [QUIRE_OPTION_INT] = "N",       [QUIRE_OPTION_BYTES] = "SIZE",
+      [QUIRE_OPTION_FLOAT] = "X", [QUIRE_OPTION_STRING] = "TEXT", [QUIRE_OPTION_ENUM] = "NAME",
+  };
+  return row->metavar ? row->metavar : by_type[row->type];
+}
+
+/* Adds words from column HELP_COLUMN on, breaking lines between them. */
+static void add_wrapped(struct quire_strbuf *buffer, const char *text, size_t column) {
+  while (*text) {
+    size_t word = strcspn(text, " ");
+    if (column > HELP_COLUMN && column + 1 + word > HELP_WIDTH) {
+      quire_strbuf_addf(buffer, "\n%*s", HELP_COLUMN, "");
+      column = HELP_COLUMN;
+    } else if (column > HELP_COLUMN) {
+      quire_strbuf_add_char(buffer, ' ');
+      column++;
+    }
+    quire_strbuf_add(buffer, text, word);
+    column += word;
+    text += word;
+    text += strspn(text, " ");
+  }
+  quire_strbuf_add_char(buffer, '\n');
+}
+
+static void add_row(struct quire_strbuf *buffer, const struct quire_option *row) {
+  char head[128], text[HELP_BYTES], bounds[320], short_name[8] = "    ";
+  if (row->short_name) {
+    snprintf(short_name, sizeof short_name, "-%c, ", row->short_name);
+  }
+  bool flag = row->type == QUIRE_OPTION_FLAG;
+  int column = snprintf(head, sizeof head, "  %s--%s%s%s%s", short_name, flag ? "[no-]" : "", row->name,
+                        flag ? "" : " ", metavar_of(row));
+  quire_strbuf_add_text(buffer, head);
+  if (column + 2 > HELP_COLUMN) {
+    quire_strbuf_add_char(buffer, '\n');
+    column = 0;
+  }
+  quire_strbuf_addf(buffer, "%*s", HELP_COLUMN - column, "");
+
+  quire_option_bounds(row, bounds, sizeof bounds);
+  const char *limits = flag ? "" : bounds;
+  if (row->default_text && *limits) {
+    snprintf(text, sizeof text, "%s [%s; %s]", row->help, row->default_text, limits);
+  } else if (row->default_text || *limits) {
+    snprintf(text, sizeof text, "%s [%s]", row->help, row->default_text ? row->default_text : limits);
+  } else {
+    snprintf(text, sizeof text, "%s", row->help);
+  }
+  add_wrapped(buffer, text, HELP_COLUMN);
+}
+
+void quire_options_write_help(const struct quire_options *options, struct quire_strbuf *buffer) {
+  const struct quire_option_group *group = NULL;
+  for (int i = 0; i < options->count; i++) {
+    const struct quire_option_state *state = &options->state[i];
+    if (state->group != group) {
+      quire_strbuf_addf(buffer, "%s%s\n", group ? "\n" : "", state->group->title);
+      group = state->group;
+    }
+    add_row(buffer, state->row);
+  }
+}
+
+/* In double quotes, with the escapes of YAML and JSON, unless it is a word that means the same without. */
+static void add_value(struct quire_strbuf *buffer, const struct quire_option_state *state) {
+  if (state->row->type != QUIRE_OPTION_STRING) {
+    quire_strbuf_add_text(buffer, state->text);
+    return;
+  }
+  quire_strbuf_add_char(buffer, '"');
+  for (const char *c = state->text; *c; c++) {
+    if (*c == '"' || *c == '\\') {
+      quire_strbuf_addf(buffer, "\\%c", *c);
+    } else if ((unsigned char)*c < ' ' || *c == 127) {
+      quire_strbuf_addf(buffer, "\\x%02X", (unsigned)(unsigned char)*c);
+    } else {
+      quire_strbuf_add_char(buffer, *c);
+    }
+  }
+  quire_strbuf_add_char(buffer, '"');
+}
+
+void quire_options_write_dump(const struct quire_options *options, struct quire_strbuf *buffer) {
+  for (int i = 0; i < options->count; i++) {
+    const struct quire_option_state *state = &options->state[i];
+    if (!state->text) {
+      quire_strbuf_addf(buffer, "# %s: not set\n", state->row->name);
+      continue;
+    }
+    quire_strbuf_addf(buffer, "%s: ", state->row->name);
+    add_value(buffer, state);
+    quire_strbuf_addf(buffer, "  # %s\n", state->where);
+  }
+}
