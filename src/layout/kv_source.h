@@ -1,0 +1,47 @@
+/* How a kernel reads the rows of one part of one request: a prefix of pages, then fresh rows (design, section 5).
+ *
+ *   position   0 ........................ prefix_end ............... end
+ *   lies in    pages[position / page_tokens]          fresh segment (ring of fresh_capacity rows)
+ *
+ * The prefix is what earlier steps wrote; its pages may lie in the rank's own memory (view local), in another
+ * rank's (peer) or in scratch (gather): the kernel cannot tell. The fresh segment holds the rows of this step (after
+ * the exchange) or, in decode, those not yet committed; there each piece is an array of its own, row i of it being
+ * position prefix_end + i. A kernel never reads at or beyond `end`, nor beyond the causal limit of its row.
+ *
+ * Plain data; compiles for host and device. */
+#ifndef QUIRE_LAYOUT_KV_SOURCE_H
+#define QUIRE_LAYOUT_KV_SOURCE_H
+
+#include <stdint.h>
+
+#include "layout/geometry.h"
+#include "layout/parts.h"
+
+struct quire_kv_source {
+  const uint8_t *const *pages; /* [ceil(prefix_end / page_tokens)] base of each page of the part, in request order */
+  const uint8_t *fresh[QUIRE_PART_PIECES_MAX]; /* base of each piece's ring */
+  int32_t page_tokens;
+  int32_t prefix_end;
+  int32_t fresh_first;    /* ring index of position prefix_end */
+  int32_t fresh_capacity; /* rows of the ring, >= end - prefix_end; 0 when there are none */
+  int32_t end;
+};
+
+/* Address of one piece of the row at position, which must lie in [0, end). */
+static inline QUIRE_HOST_DEVICE const uint8_t *quire_kv_source_row(const struct quire_kv_source *source,
+                                                                   const struct quire_part *part, int32_t piece,
+                                                                   int32_t position) {
+  const struct quire_piece *p = &part->piece[piece];
+  if (position < source->prefix_end) {
+    int32_t page = position / source->page_tokens;
+    int32_t offset = position - page * source->page_tokens;
+    return source->pages[page] + p->offset + (int64_t)offset * p->row_bytes;
+  }
+  int32_t row = source->fresh_first + (position - source->prefix_end);
+  if (row >= source->fresh_capacity) {
+    row -= source->fresh_capacity;
+  }
+  return source->fresh[piece] + (int64_t)row * p->row_bytes;
+}
+
+#endif

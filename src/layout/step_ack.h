@@ -1,0 +1,54 @@
+/* What a rank says after a step: one block a rank, flat and without pointers, like the plan (step_plan.h).
+ *
+ *   | header | entries: one quire_step_result a plan entry | rows: one quire_step_row a plan token (evaluation) |
+ *
+ * Each rank fills in what it computed; quire_step_ack_merge puts the ranks' blocks together. The controller alone turns
+ * the result into cache calls. Pure. */
+#ifndef QUIRE_LAYOUT_STEP_ACK_H
+#define QUIRE_LAYOUT_STEP_ACK_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "layout/step_plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define QUIRE_TOKEN_ABSENT (-1)
+
+struct quire_step_result {
+  int32_t token;     /* drawn, or QUIRE_TOKEN_ABSENT */
+  float logprob;     /* of the drawn token under the full softmax */
+  int32_t nonfinite; /* 1: a row of this entry was not finite when it was put, or its logits when it was drawn from */
+};
+
+/* One row of an entry with QUIRE_ENTRY_SCORE, at the index of its token in the plan. */
+struct quire_step_row {
+  float logprob;        /* of the next token; 0 where the plan does not know it */
+  int32_t argmax;       /* of the target after this position, or QUIRE_TOKEN_ABSENT */
+  int32_t draft_argmax; /* of the draft layer, for two positions on, at its slot; or QUIRE_TOKEN_ABSENT */
+};
+
+struct quire_step_ack {
+  uint64_t epoch;
+  int32_t rank;
+  enum quire_status status; /* QUIRE_ERR_ABORTED where another rank failed first */
+  struct quire_error error;
+};
+
+int64_t quire_step_ack_bytes(const struct quire_step_limits *limits);
+/* Empties an ack for a plan: no tokens, nothing scored. */
+void quire_step_ack_reset(struct quire_step_ack *ack, const struct quire_step_plan *plan,
+                          const struct quire_step_limits *limits, int32_t rank);
+struct quire_step_result *quire_step_ack_results(struct quire_step_ack *ack);
+struct quire_step_row *quire_step_ack_rows(struct quire_step_ack *ack, const struct quire_step_limits *limits);
+/* Adds what `from` knows to `into`. The first failure that is not QUIRE_ERR_ABORTED wins. */
+void quire_step_ack_merge(struct quire_step_ack *into, struct quire_step_ack *from, const struct quire_step_plan *plan,
+                          const struct quire_step_limits *limits);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
