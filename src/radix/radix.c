@@ -1,0 +1,553 @@
+/* Arrays indexed by page id, a table of open addressing from path hashes to page ids, and one binary heap a stripe. The
+ * tokens of every page are kept, so that a hash only ever proposes. */
+#include "radix/radix.h"
+
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/rng.h"
+#include "layout/carve.h"
+
+#define NOWHERE (-1)
+
+struct node {
+  uint64_t key;  /* hash of root and all tokens down to this page */
+  uint64_t used; /* time of last use */
+  int32_t parent;
+  int32_t first_child;
+  int32_t next, prev; /* brothers; those directly below a root are in no list */
+  int32_t heap_at;    /* place in the heap of its stripe */
+  bool in_tree;
+  bool held;
+};
+
+struct slot {
+  uint32_t tag; /* high half of the key: spares a look at the node */
+  int32_t page; /* NOWHERE: empty */
+};
+
+struct heap {
+  int32_t *pages;
+  int32_t count;
+};
+
+struct quire_radix {
+  const struct quire_env *env;
+  size_t bytes;
+  struct quire_geometry geometry;
+  uint64_t seed; /* from env->random: nobody can aim at the table's collisions */
+  uint64_t clock;
+  int32_t count;
+  uint64_t slot_mask;
+  struct slot *slots;
+  struct node *nodes;
+  struct quire_hash128 *roots; /* [pages] */
+  int32_t *tokens;             /* [pages, page_tokens] */
+  struct heap heaps[QUIRE_RANKS_MAX];
+};
+
+/* --- creation --- */
+
+static uint64_t slot_count(int32_t pages) {
+  uint64_t slots = 16;
+  while (slots < 2 * (uint64_t)pages) {
+    slots *= 2;
+  }
+  return slots;
+}
+
+static struct quire_radix *carve_radix(const struct quire_geometry *geometry, struct quire_carve *carve) {
+  struct quire_radix *radix = quire_carve(carve, 1, sizeof *radix);
+  struct slot *slots = quire_carve(carve, (int64_t)slot_count(geometry->pages), sizeof *slots);
+  struct node *nodes = quire_carve(carve, geometry->pages, sizeof *nodes);
+  struct quire_hash128 *roots = quire_carve(carve, geometry->pages, sizeof *roots);
+  int32_t *tokens = quire_carve(carve, (int64_t)geometry->pages * geometry->page_tokens, sizeof *tokens);
+  int32_t *heap_pages = quire_carve(carve, geometry->pages, sizeof *heap_pages);
+  if (radix == NULL) {
+    return NULL;
+  }
+  radix->slots = slots;
+  radix->nodes = nodes;
+  radix->roots = roots;
+  radix->tokens = tokens;
+  for (int32_t s = 0; s < geometry->storage_ranks; s++) {
+    radix->heaps[s].pages = heap_pages;
+    heap_pages += quire_geometry_local_pages(geometry, (quire_stripe_id){s});
+  }
+  return radix;
+}
+
+int64_t quire_radix_bytes(const struct quire_geometry *geometry) {
+  if (!quire_geometry_valid(geometry)) {
+    return 0;
+  }
+  struct quire_carve carve = {NULL, 0};
+  carve_radix(geometry, &carve);
+  return (int64_t)carve.used;
+}
+
+enum quire_status quire_radix_create(const struct quire_env *env, const struct quire_geometry *geometry,
+                                     struct quire_radix **radix_out, struct quire_error *error_out) {
+  size_t bytes = (size_t)quire_radix_bytes(geometry);
+  if (bytes == 0) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "prefix tree", "the geometry is not valid");
+  }
+  struct quire_carve carve = {quire_env_zalloc(env, 1, bytes), 0};
+  if (carve.base == NULL) {
+    return quire_error_set(error_out, QUIRE_ERR_MEMORY, "prefix tree", "no memory for %zu bytes of nodes", bytes);
+  }
+  struct quire_radix *radix = carve_radix(geometry, &carve);
+  QUIRE_ASSERT(carve.used == bytes);
+  radix->env = env;
+  radix->bytes = bytes;
+  radix->geometry = *geometry;
+  radix->seed = env->random(env->context);
+  radix->slot_mask = slot_count(geometry->pages) - 1;
+  for (uint64_t i = 0; i <= radix->slot_mask; i++) {
+    radix->slots[i].page = NOWHERE;
+  }
+  *radix_out = radix;
+  return QUIRE_OK;
+}
+
+void quire_radix_destroy(struct quire_radix *radix) {
+  if (radix != NULL) {
+    quire_env_free(radix->env, radix, 1, radix->bytes);
+  }
+}
+
+static struct node *node_of(const struct quire_radix *radix, quire_page page) {
+  QUIRE_ASSERT(page.v >= 0 && page.v < radix->geometry.pages);
+  return &radix->nodes[page.v];
+}
+
+/* A page that the caller says is in the tree. */
+static struct node *member(const struct quire_radix *radix, quire_page page) {
+  struct node *node = node_of(radix, page);
+  QUIRE_ASSERT(node->in_tree);
+  return node;
+}
+
+/* --- heaps: oldest leaf on top --- */
+
+static struct heap *heap_of(struct quire_radix *radix, int32_t page) {
+  return &radix->heaps[quire_page_owner(&radix->geometry, (quire_page){page}).v];
+}
+
+static bool older(const struct quire_radix *radix, int32_t a, int32_t b) {
+  uint64_t used_a = radix->nodes[a].used;
+  uint64_t used_b = radix->nodes[b].used;
+  return used_a < used_b || (used_a == used_b && a < b);
+}
+
+static void heap_put(struct quire_radix *radix, struct heap *heap, int32_t at, int32_t page) {
+  heap->pages[at] = page;
+  radix->nodes[page].heap_at = at;
+}
+
+static void heap_up(struct quire_radix *radix, struct heap *heap, int32_t at) {
+  int32_t page = heap->pages[at];
+  while (at > 0 && older(radix, page, heap->pages[(at - 1) / 2])) {
+    heap_put(radix, heap, at, heap->pages[(at - 1) / 2]);
+    at = (at - 1) / 2;
+  }
+  heap_put(radix, heap, at, page);
+}
+
+static void heap_down(struct quire_radix *radix, struct heap *heap, int32_t at) {
+  int32_t page = heap->pages[at];
+  for (int32_t child = 2 * at + 1; child < heap->count; child = 2 * at + 1) {
+    if (child + 1 < heap->count && older(radix, heap->pages[child + 1], heap->pages[child])) {
+      child++;
+    }
+    if (!older(radix, heap->pages[child], page)) {
+      break;
+    }
+    heap_put(radix, heap, at, heap->pages[child]);
+    at = child;
+  }
+  heap_put(radix, heap, at, page);
+}
+
+static void heap_remove(struct quire_radix *radix, int32_t page) {
+  struct heap *heap = heap_of(radix, page);
+  int32_t at = radix->nodes[page].heap_at;
+  int32_t last = heap->pages[--heap->count];
+  radix->nodes[page].heap_at = NOWHERE;
+  if (last != page) {
+    heap_put(radix, heap, at, last);
+    heap_up(radix, heap, at);
+    heap_down(radix, heap, radix->nodes[last].heap_at);
+  }
+}
+
+static bool evictable(const struct node *node) { return node->in_tree && !node->held && node->first_child == NOWHERE; }
+
+/* Puts a page into its heap or takes it out, as it should be. */
+static void settle(struct quire_radix *radix, int32_t page) {
+  struct node *node = &radix->nodes[page];
+  if (evictable(node) == (node->heap_at != NOWHERE)) {
+    return;
+  }
+  if (node->heap_at != NOWHERE) {
+    heap_remove(radix, page);
+    return;
+  }
+  struct heap *heap = heap_of(radix, page);
+  heap_put(radix, heap, heap->count++, page);
+  heap_up(radix, heap, heap->count - 1);
+}
+
+/* --- the table --- */
+
+static uint64_t root_key(const struct quire_radix *radix, struct quire_hash128 root) {
+  return quire_mix64(root.low ^ radix->seed) ^ root.high;
+}
+
+static uint64_t page_key(const struct quire_radix *radix, uint64_t above, const int32_t *tokens) {
+  size_t bytes = (size_t)radix->geometry.page_tokens * sizeof *tokens;
+  return quire_mix64(quire_mix64(above) ^ quire_hash128(tokens, bytes, radix->seed).low);
+}
+
+static const int32_t *page_tokens_of(const struct quire_radix *radix, int32_t page) {
+  return radix->tokens + (int64_t)page * radix->geometry.page_tokens;
+}
+
+/* The page below parent (or root) with these tokens, NOWHERE if there is none. */
+static int32_t find(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
+                    const int32_t *tokens) {
+  size_t bytes = (size_t)radix->geometry.page_tokens * sizeof *tokens;
+  for (uint64_t i = key & radix->slot_mask; radix->slots[i].page != NOWHERE; i = (i + 1) & radix->slot_mask) {
+    if (radix->slots[i].tag != (uint32_t)(key >> 32)) {
+      continue;
+    }
+    int32_t page = radix->slots[i].page;
+    if (radix->nodes[page].parent == parent && (parent != NOWHERE || quire_hash128_equal(radix->roots[page], root)) &&
+        memcmp(page_tokens_of(radix, page), tokens, bytes) == 0) {
+      return page;
+    }
+  }
+  return NOWHERE;
+}
+
+static void table_add(struct quire_radix *radix, int32_t page) {
+  uint64_t key = radix->nodes[page].key;
+  uint64_t i = key & radix->slot_mask;
+  while (radix->slots[i].page != NOWHERE) {
+    i = (i + 1) & radix->slot_mask;
+  }
+  radix->slots[i] = (struct slot){(uint32_t)(key >> 32), page};
+}
+
+/* Closes the gap by moving back every later entry of the run that the gap would hide. */
+static void table_remove(struct quire_radix *radix, int32_t page) {
+  uint64_t mask = radix->slot_mask;
+  uint64_t gap = radix->nodes[page].key & mask;
+  while (radix->slots[gap].page != page) {
+    QUIRE_ASSERT(radix->slots[gap].page != NOWHERE);
+    gap = (gap + 1) & mask;
+  }
+  for (uint64_t i = (gap + 1) & mask; radix->slots[i].page != NOWHERE; i = (i + 1) & mask) {
+    uint64_t home = radix->nodes[radix->slots[i].page].key & mask;
+    if (((i - home) & mask) >= ((i - gap) & mask)) {
+      radix->slots[gap] = radix->slots[i];
+      gap = i;
+    }
+  }
+  radix->slots[gap].page = NOWHERE;
+}
+
+/* --- matching and growing --- */
+
+static int32_t match_from(const struct quire_radix *radix, int32_t parent, uint64_t key,
+                          const struct quire_radix_chain *chain, quire_page *pages_out) {
+  int32_t matched = 0;
+  while (matched < chain->pages) {
+    const int32_t *tokens = chain->tokens + (int64_t)matched * radix->geometry.page_tokens;
+    key = page_key(radix, key, tokens);
+    parent = find(radix, chain->root, parent, key, tokens);
+    if (parent == NOWHERE) {
+      break;
+    }
+    if (pages_out != NULL) {
+      pages_out[matched].v = parent;
+    }
+    matched++;
+  }
+  return matched;
+}
+
+int32_t quire_radix_match(const struct quire_radix *radix, const struct quire_radix_chain *chain,
+                          quire_page *pages_out) {
+  QUIRE_ASSERT(chain->pages >= 0);
+  return match_from(radix, NOWHERE, root_key(radix, chain->root), chain, pages_out);
+}
+
+int32_t quire_radix_match_below(const struct quire_radix *radix, quire_page parent,
+                                const struct quire_radix_chain *chain, quire_page *pages_out) {
+  QUIRE_ASSERT(chain->pages >= 0);
+  return match_from(radix, parent.v, member(radix, parent)->key, chain, pages_out);
+}
+
+void quire_radix_touch(struct quire_radix *radix, quire_page page) {
+  member(radix, page)->used = ++radix->clock;
+  if (radix->nodes[page.v].heap_at != NOWHERE) { /* pages above have children and are in no heap */
+    heap_down(radix, heap_of(radix, page.v), radix->nodes[page.v].heap_at);
+  }
+  for (int32_t p = radix->nodes[page.v].parent; p != NOWHERE; p = radix->nodes[p].parent) {
+    radix->nodes[p].used = radix->clock;
+  }
+}
+
+quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 root, quire_page parent, quire_page page,
+                              const int32_t *tokens) {
+  struct node *node = node_of(radix, page);
+  struct node *above = parent.v == QUIRE_PAGE_NONE ? NULL : member(radix, parent);
+  QUIRE_ASSERT(!node->in_tree);
+  uint64_t key = page_key(radix, above == NULL ? root_key(radix, root) : above->key, tokens);
+  int32_t there = find(radix, root, above == NULL ? NOWHERE : parent.v, key, tokens);
+  if (there != NOWHERE) {
+    return (quire_page){there};
+  }
+  *node = (struct node){
+      .key = key,
+      .used = above == NULL ? ++radix->clock : above->used,
+      .parent = above == NULL ? NOWHERE : parent.v,
+      .first_child = NOWHERE,
+      .next = NOWHERE,
+      .prev = NOWHERE,
+      .heap_at = NOWHERE,
+      .in_tree = true,
+  };
+  if (above != NULL) {
+    node->next = above->first_child;
+    if (node->next != NOWHERE) {
+      radix->nodes[node->next].prev = page.v;
+    }
+    above->first_child = page.v;
+    settle(radix, parent.v);
+  }
+  radix->roots[page.v] = root;
+  memcpy(radix->tokens + (int64_t)page.v * radix->geometry.page_tokens, tokens,
+         (size_t)radix->geometry.page_tokens * sizeof *tokens);
+  table_add(radix, page.v);
+  radix->count++;
+  settle(radix, page.v);
+  return page;
+}
+
+void quire_radix_hold(struct quire_radix *radix, quire_page page, bool held) {
+  member(radix, page)->held = held;
+  settle(radix, page.v);
+}
+
+bool quire_radix_held(const struct quire_radix *radix, quire_page page) { return member(radix, page)->held; }
+
+/* --- shrinking --- */
+
+static void remove_leaf(struct quire_radix *radix, int32_t page) {
+  struct node *node = &radix->nodes[page];
+  QUIRE_ASSERT(node->in_tree && node->first_child == NOWHERE);
+  table_remove(radix, page);
+  node->in_tree = false;
+  settle(radix, page);
+  radix->count--;
+  if (node->next != NOWHERE) {
+    radix->nodes[node->next].prev = node->prev;
+  }
+  if (node->prev != NOWHERE) {
+    radix->nodes[node->prev].next = node->next;
+  }
+  if (node->parent != NOWHERE) {
+    struct node *above = &radix->nodes[node->parent];
+    if (above->first_child == page) {
+      above->first_child = node->next;
+    }
+    settle(radix, node->parent);
+  }
+}
+
+quire_page quire_radix_evict(struct quire_radix *radix, quire_stripe_id stripe) {
+  QUIRE_ASSERT(stripe.v >= 0 && stripe.v < radix->geometry.storage_ranks);
+  const struct heap *heap = &radix->heaps[stripe.v];
+  if (heap->count == 0) {
+    return quire_radix_evict_any(radix);
+  }
+  quire_page page = {heap->pages[0]};
+  remove_leaf(radix, page.v);
+  return page;
+}
+
+quire_page quire_radix_evict_any(struct quire_radix *radix) {
+  int32_t oldest = NOWHERE;
+  for (int32_t s = 0; s < radix->geometry.storage_ranks; s++) {
+    const struct heap *heap = &radix->heaps[s];
+    if (heap->count > 0 && (oldest == NOWHERE || older(radix, heap->pages[0], oldest))) {
+      oldest = heap->pages[0];
+    }
+  }
+  if (oldest != NOWHERE) {
+    remove_leaf(radix, oldest);
+  }
+  return (quire_page){oldest == NOWHERE ? QUIRE_PAGE_NONE : oldest};
+}
+
+int32_t quire_radix_drop(struct quire_radix *radix, quire_page page, quire_radix_removed_fn removed, void *context) {
+  QUIRE_ASSERT(member(radix, page)->in_tree);
+  int32_t dropped = 0;
+  int32_t at = page.v;
+  for (bool last = false; !last;) {
+    while (radix->nodes[at].first_child != NOWHERE) {
+      at = radix->nodes[at].first_child;
+    }
+    int32_t above = radix->nodes[at].parent;
+    last = at == page.v;
+    remove_leaf(radix, at);
+    dropped++;
+    if (removed != NULL) {
+      removed(context, (quire_page){at});
+    }
+    at = above;
+  }
+  return dropped;
+}
+
+int32_t quire_radix_flush(struct quire_radix *radix, quire_radix_removed_fn removed, void *context) {
+  int32_t dropped = 0;
+  for (int32_t page = 0; page < radix->geometry.pages && radix->count > 0; page++) {
+    if (radix->nodes[page].in_tree && radix->nodes[page].parent == NOWHERE) {
+      dropped += quire_radix_drop(radix, (quire_page){page}, removed, context);
+    }
+  }
+  QUIRE_ASSERT(radix->count == 0);
+  return dropped;
+}
+
+/* --- insight --- */
+
+bool quire_radix_contains(const struct quire_radix *radix, quire_page page) { return node_of(radix, page)->in_tree; }
+
+quire_page quire_radix_parent(const struct quire_radix *radix, quire_page page) {
+  int32_t parent = member(radix, page)->parent;
+  return (quire_page){parent == NOWHERE ? QUIRE_PAGE_NONE : parent};
+}
+
+int32_t quire_radix_count(const struct quire_radix *radix) { return radix->count; }
+
+static bool fault(struct quire_error *why_out, const char *text, int32_t page) {
+  quire_error_set(why_out, QUIRE_ERR_STATE, "prefix tree", "%s (page %d)", text, page);
+  return false;
+}
+
+static bool check_node(const struct quire_radix *radix, int32_t page, struct quire_error *why_out) {
+  const struct node *node = &radix->nodes[page];
+  const int32_t *tokens = page_tokens_of(radix, page);
+  uint64_t above_key = root_key(radix, radix->roots[page]);
+  if (node->parent != NOWHERE) {
+    const struct node *above = &radix->nodes[node->parent];
+    if (!above->in_tree || !quire_hash128_equal(radix->roots[page], radix->roots[node->parent])) {
+      return fault(why_out, "the parent is not in the tree, or of another root", page);
+    }
+    if (above->used < node->used) {
+      return fault(why_out, "used after its parent", page);
+    }
+    if (node->held && !above->held) {
+      return fault(why_out, "held below one that is not", page);
+    }
+    above_key = above->key;
+  }
+  if (node->key != page_key(radix, above_key, tokens) ||
+      find(radix, radix->roots[page], node->parent, node->key, tokens) != page) {
+    return fault(why_out, "not found under its own tokens", page);
+  }
+  for (int32_t child = node->first_child, prev = NOWHERE; child != NOWHERE; child = radix->nodes[child].next) {
+    if (radix->nodes[child].parent != page || radix->nodes[child].prev != prev || !radix->nodes[child].in_tree) {
+      return fault(why_out, "a child that is none", page);
+    }
+    prev = child;
+  }
+  return true;
+}
+
+/* Walks one subtree by its links; returns its size, or -1 when there are more than limit pages. */
+static int32_t subtree_size(const struct quire_radix *radix, int32_t top, int32_t limit) {
+  int32_t size = 0;
+  int32_t at = top;
+  while (at != NOWHERE) {
+    if (++size > limit) {
+      return -1;
+    }
+    if (radix->nodes[at].first_child != NOWHERE) {
+      at = radix->nodes[at].first_child;
+      continue;
+    }
+    while (at != top && radix->nodes[at].next == NOWHERE) {
+      at = radix->nodes[at].parent;
+    }
+    at = at == top ? NOWHERE : radix->nodes[at].next;
+  }
+  return size;
+}
+
+static bool check_heaps(const struct quire_radix *radix, struct quire_error *why_out) {
+  for (int32_t s = 0; s < radix->geometry.storage_ranks; s++) {
+    const struct heap *heap = &radix->heaps[s];
+    for (int32_t i = 0; i < heap->count; i++) {
+      int32_t page = heap->pages[i];
+      if (quire_page_owner(&radix->geometry, (quire_page){page}).v != s || radix->nodes[page].heap_at != i ||
+          !evictable(&radix->nodes[page])) {
+        return fault(why_out, "in a heap where it should not be", page);
+      }
+      if (i > 0 && older(radix, page, heap->pages[(i - 1) / 2])) {
+        return fault(why_out, "a heap out of order", page);
+      }
+    }
+  }
+  return true;
+}
+
+bool quire_radix_check(const struct quire_radix *radix, struct quire_error *why_out) {
+  int32_t members = 0;
+  int32_t reached = 0;
+  for (int32_t page = 0; page < radix->geometry.pages; page++) {
+    const struct node *node = &radix->nodes[page];
+    if (evictable(node) != (node->in_tree && node->heap_at != NOWHERE)) {
+      return fault(why_out, "a leaf is missing in its heap, or a page that is none is in it", page);
+    }
+    if (!node->in_tree) {
+      continue;
+    }
+    members++;
+    if (!check_node(radix, page, why_out)) {
+      return false;
+    }
+    if (node->parent == NOWHERE) {
+      int32_t size = subtree_size(radix, page, radix->count - reached);
+      if (size < 0) {
+        return fault(why_out, "more pages below than there are", page);
+      }
+      reached += size;
+    }
+  }
+  if (members != radix->count || reached != radix->count) {
+    return fault(why_out, "pages counted, members and reached differ", members);
+  }
+  return check_heaps(radix, why_out);
+}
+
+struct quire_hash128 quire_radix_digest(const struct quire_radix *radix) {
+  struct quire_hash128_stream stream;
+  quire_hash128_begin(&stream, 0);
+  for (int32_t page = 0; page < radix->geometry.pages; page++) {
+    const struct node *node = &radix->nodes[page];
+    if (!node->in_tree) {
+      continue;
+    }
+    int64_t head[4] = {page, node->parent, node->held, (int64_t)node->used};
+    quire_hash128_add(&stream, head, sizeof head);
+    quire_hash128_add(&stream, &radix->roots[page], sizeof radix->roots[page]);
+    quire_hash128_add(&stream, page_tokens_of(radix, page),
+                      (size_t)radix->geometry.page_tokens * sizeof *radix->tokens);
+  }
+  return quire_hash128_end(&stream);
+}
