@@ -9,7 +9,7 @@ CMAKE_ARGS ?=
 all: build
 
 help:
-	@echo "make demo      a small model, a server and a first answer"
+	@echo "make demo      a long text on 2 ranks that share one cache, and questions about it"
 	@echo "make test      everything but the long runs"
 	@echo "make check     the quick tests, under a minute"
 	@echo "make soak      the long runs: hours"

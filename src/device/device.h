@@ -63,6 +63,10 @@ enum quire_status quire_stream_create(const struct quire_env *env, enum quire_st
 /* Waits for everything enqueued, then destroys. */
 void quire_stream_destroy(struct quire_stream *stream);
 
+/* True if an item has run when its enqueue returns. Host code that reads what kernels wrote, or rewrites their tables,
+ * needs that or a quire_event_sync. */
+bool quire_stream_is_inline(const struct quire_stream *stream);
+
 /* Enqueues fn with a copy of args (args_bytes <= QUIRE_STREAM_ARGS_BYTES_MAX). */
 void quire_stream_launch(struct quire_stream *stream, quire_stream_fn fn, const void *args, size_t args_bytes);
 /* Enqueues a copy; ranges must not overlap. */

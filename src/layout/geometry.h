@@ -12,7 +12,9 @@
 #ifndef QUIRE_LAYOUT_GEOMETRY_H
 #define QUIRE_LAYOUT_GEOMETRY_H
 
+#include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "layout/ids.h"
@@ -36,6 +38,11 @@ struct quire_geometry {
   int32_t storage_ranks; /* ranks (shared) or 1 (replicated); divides ranks */
   int32_t pages;         /* logical pages of the worker, any number; page ids are 0 .. pages - 1 */
 };
+
+static_assert(sizeof(struct quire_geometry) == 16, "geometry of 16 bytes");
+static_assert(offsetof(struct quire_geometry, ranks) == 4, "ranks at 4");
+static_assert(offsetof(struct quire_geometry, storage_ranks) == 8, "storage ranks at 8");
+static_assert(offsetof(struct quire_geometry, pages) == 12, "pages at 12");
 
 /* True for a geometry the functions below accept. */
 bool quire_geometry_valid(const struct quire_geometry *geometry);
@@ -72,6 +79,11 @@ static inline QUIRE_HOST_DEVICE quire_request_page quire_position_page(const str
                                                                        quire_position position) {
   quire_request_page page = {position.v / g->page_tokens};
   return page;
+}
+
+/* Pages that hold so many tokens. */
+static inline QUIRE_HOST_DEVICE int32_t quire_geometry_pages_of(const struct quire_geometry *g, int32_t tokens) {
+  return tokens / g->page_tokens + (tokens % g->page_tokens != 0 ? 1 : 0);
 }
 
 /* Number of local pages of a stripe: pages are dealt in turn, so stripes differ by at most one. */

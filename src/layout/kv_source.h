@@ -5,13 +5,15 @@
  *
  * The prefix is what earlier steps wrote; its pages may lie in the rank's own memory (view local), in another
  * rank's (peer) or in scratch (gather): the kernel cannot tell. The fresh segment holds the rows of this step (after
- * the exchange) or, in decode, those not yet committed; there each piece is an array of its own, row i of it being
- * position prefix_end + i. A kernel never reads at or beyond `end`, nor beyond the causal limit of its row.
+ * the exchange) or, in decode, those not yet committed; there each piece is a ring of its own, position p being row
+ * (fresh_first + p - prefix_end) mod fresh_capacity of it. A kernel never reads at or beyond `end`, nor beyond the causal limit of its row.
  *
  * Plain data; compiles for host and device. */
 #ifndef QUIRE_LAYOUT_KV_SOURCE_H
 #define QUIRE_LAYOUT_KV_SOURCE_H
 
+#include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "layout/geometry.h"
@@ -26,6 +28,14 @@ struct quire_kv_source {
   int32_t fresh_capacity; /* rows of the ring, >= end - prefix_end; 0 when there are none */
   int32_t end;
 };
+
+static_assert(sizeof(struct quire_kv_source) == 48, "kv source of 48 bytes");
+static_assert(offsetof(struct quire_kv_source, fresh) == 8, "fresh at 8");
+static_assert(offsetof(struct quire_kv_source, page_tokens) == 24, "page tokens at 24");
+static_assert(offsetof(struct quire_kv_source, prefix_end) == 28, "prefix end at 28");
+static_assert(offsetof(struct quire_kv_source, fresh_first) == 32, "fresh first at 32");
+static_assert(offsetof(struct quire_kv_source, fresh_capacity) == 36, "fresh capacity at 36");
+static_assert(offsetof(struct quire_kv_source, end) == 40, "end at 40");
 
 /* Address of one piece of the row at position, which must lie in [0, end). */
 static inline QUIRE_HOST_DEVICE const uint8_t *quire_kv_source_row(const struct quire_kv_source *source,

@@ -17,7 +17,9 @@
 #ifndef QUIRE_LAYOUT_PARTS_H
 #define QUIRE_LAYOUT_PARTS_H
 
+#include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -61,6 +63,22 @@ struct quire_parts {
   int32_t draft_layers; /* 0 without MTP, else 1 */
   struct quire_part part[QUIRE_PARTS_MAX];
 };
+
+static_assert(sizeof(struct quire_piece) == 8, "piece of 8 bytes");
+static_assert(offsetof(struct quire_piece, row_bytes) == 4, "row bytes at 4");
+static_assert(sizeof(struct quire_part) == 40, "part of 40 bytes");
+static_assert(offsetof(struct quire_part, kind) == 4, "kind at 4");
+static_assert(offsetof(struct quire_part, layer) == 8, "layer at 8");
+static_assert(offsetof(struct quire_part, row_bytes) == 12, "row bytes at 12");
+static_assert(offsetof(struct quire_part, page_bytes) == 16, "page bytes at 16");
+static_assert(offsetof(struct quire_part, pieces) == 20, "pieces at 20");
+static_assert(offsetof(struct quire_part, piece) == 24, "piece at 24");
+static_assert(sizeof(struct quire_parts) == 10260, "parts of 10260 bytes");
+static_assert(offsetof(struct quire_parts, page_tokens) == 4, "page tokens at 4");
+static_assert(offsetof(struct quire_parts, format) == 8, "format at 8");
+static_assert(offsetof(struct quire_parts, target_layers) == 12, "target layers at 12");
+static_assert(offsetof(struct quire_parts, draft_layers) == 16, "draft layers at 16");
+static_assert(offsetof(struct quire_parts, part) == 20, "part at 20");
 
 /* Builds the table in its canonical order: target layers ascending (latent, then index key where the layer owns an
  * indexer), then draft layers. owns_indexer[layer] is false for a layer that reuses the list of a layer below it

@@ -1,8 +1,9 @@
 /* Which rank computes which rows of a chunk [begin, end).
  *
  *   zigzag      2R blocks in order; rank r takes blocks r and 2R-1-r, so that early (cheap) and late (dear) rows pair
- * up. The first (length mod 2R) blocks are one row longer. interleave  position t belongs to rank t mod R, whatever the
- * chunk's begin, so that a row's rank does not depend on how the prompt was cut.
+ *               up. The first (length mod 2R) blocks are one row longer.
+ *   interleave  position t belongs to rank t mod R, whatever the chunk's begin, so that a row's rank does not depend on
+ *               how the prompt was cut.
  *
  *               R = 2, zigzag, 10 rows:   | 0 0 0 | 1 1 1 | 1 1 | 0 0 |
  *

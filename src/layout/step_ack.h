@@ -7,6 +7,8 @@
 #ifndef QUIRE_LAYOUT_STEP_ACK_H
 #define QUIRE_LAYOUT_STEP_ACK_H
 
+#include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -37,6 +39,17 @@ struct quire_step_ack {
   enum quire_status status; /* QUIRE_ERR_ABORTED where another rank failed first */
   struct quire_error error;
 };
+
+static_assert(sizeof(struct quire_step_result) == 12, "step result of 12 bytes");
+static_assert(offsetof(struct quire_step_result, logprob) == 4, "logprob at 4");
+static_assert(offsetof(struct quire_step_result, nonfinite) == 8, "nonfinite at 8");
+static_assert(sizeof(struct quire_step_row) == 12, "step row of 12 bytes");
+static_assert(offsetof(struct quire_step_row, argmax) == 4, "argmax at 4");
+static_assert(offsetof(struct quire_step_row, draft_argmax) == 8, "draft argmax at 8");
+static_assert(sizeof(struct quire_step_ack) == 600, "step ack of 600 bytes");
+static_assert(offsetof(struct quire_step_ack, rank) == 8, "rank at 8");
+static_assert(offsetof(struct quire_step_ack, status) == 12, "status at 12");
+static_assert(offsetof(struct quire_step_ack, error) == 16, "error at 16");
 
 int64_t quire_step_ack_bytes(const struct quire_step_limits *limits);
 /* Empties an ack for a plan: no tokens, nothing scored. */

@@ -104,8 +104,7 @@ int32_t quire_step_entry_draft_producer(const struct quire_step_plan *plan, cons
   return entry->carry_rank >= 0 ? entry->carry_rank : entry->recompute_rank;
 }
 
-static const char *entry_fault(const struct quire_step_plan *plan, const struct quire_step_limits *limits,
-                               const struct quire_step_entry *e) {
+static const char *entry_fault(const struct quire_step_plan *plan, const struct quire_step_entry *e) {
   if (e->kind != QUIRE_ENTRY_PREFILL && e->kind != QUIRE_ENTRY_DECODE) {
     return "unknown entry kind";
   }
@@ -126,14 +125,17 @@ static const char *entry_fault(const struct quire_step_plan *plan, const struct 
     return "carry and recompute ranks contradict";
   }
   if (e->commit_begin < 0 || e->commit_end < e->commit_begin ||
-      (e->commit_end > e->commit_begin && (e->commit_rank < 0 || e->commit_rank >= plan->ranks))) {
+      (e->commit_end > e->commit_begin && (e->commit_rank < 0 || e->commit_rank >= plan->ranks)) ||
+      e->commit_rank < -1 || e->commit_end > e->begin) {
     return "commit out of range";
   }
   if (e->token_first < 0 || e->token_first + (int64_t)entry_tokens(e) > plan->token_count || e->append_begin < 0 ||
       e->append_count < 0 || e->append_first < 0 || e->append_first + (int64_t)e->append_count > plan->page_count) {
     return "token or page list out of bounds";
   }
-  (void)limits;
+  if (e->temperature != e->temperature || e->top_p != e->top_p || e->top_k < 0) {
+    return "sampling parameters are not numbers";
+  }
   return NULL;
 }
 
@@ -148,7 +150,7 @@ bool quire_step_plan_check(const struct quire_step_plan *plan, const struct quir
     why = "more than the plan's limits";
   }
   for (int32_t i = 0; why == NULL && i < plan->entry_count; i++) {
-    why = entry_fault(plan, limits, quire_step_plan_entries(plan) + i);
+    why = entry_fault(plan, quire_step_plan_entries(plan) + i);
   }
   if (why != NULL && why_out != NULL) {
     *why_out = why;

@@ -19,7 +19,9 @@
 #ifndef QUIRE_LAYOUT_STEP_PLAN_H
 #define QUIRE_LAYOUT_STEP_PLAN_H
 
+#include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "layout/ids.h"
@@ -66,7 +68,7 @@ struct quire_step_plan {
   int32_t page_count;
   int32_t ranks;
   int32_t split; /* enum quire_split */
-  int32_t stop;  /* 1: ranks leave their loops */
+  int32_t reserved;
 };
 
 struct quire_step_limits {
@@ -74,6 +76,22 @@ struct quire_step_limits {
   int32_t tokens_max;
   int32_t pages_max;
 };
+
+static_assert(sizeof(struct quire_step_entry) == 88, "step entry of 88 bytes");
+static_assert(offsetof(struct quire_step_entry, begin) == 12, "begin at 12");
+static_assert(offsetof(struct quire_step_entry, home) == 24, "home at 24");
+static_assert(offsetof(struct quire_step_entry, commit_rank) == 36, "commit rank at 36");
+static_assert(offsetof(struct quire_step_entry, token_first) == 48, "token first at 48");
+static_assert(offsetof(struct quire_step_entry, append_first) == 60, "append first at 60");
+static_assert(offsetof(struct quire_step_entry, temperature) == 64, "temperature at 64");
+static_assert(offsetof(struct quire_step_entry, next_token) == 76, "next token at 76");
+static_assert(offsetof(struct quire_step_entry, seed) == 80, "seed at 80");
+static_assert(sizeof(struct quire_step_plan) == 32, "step plan of 32 bytes");
+static_assert(offsetof(struct quire_step_plan, entry_count) == 8, "entry count at 8");
+static_assert(offsetof(struct quire_step_plan, ranks) == 20, "ranks at 20");
+static_assert(offsetof(struct quire_step_plan, split) == 24, "split at 24");
+static_assert(offsetof(struct quire_step_plan, reserved) == 28, "reserved at 28");
+static_assert(sizeof(struct quire_step_limits) == 12, "step limits of 12 bytes");
 
 /* Bytes of a plan block with room for the limits. */
 int64_t quire_step_plan_bytes(const struct quire_step_limits *limits);

@@ -12,7 +12,8 @@
  *   pin         an operation in flight reads or writes the page. It outlives references: a page that leaves use with
  *               pins is quarantined until the last pin is gone
  *   lost        a pin whose operation will never be seen to end. Such pages stay quarantined; more than lost_max of
- * them make the worker unhealthy stripe      all pages of one owner (geometry.h); a page never changes its stripe
+ *               them make the worker unhealthy
+ *   stripe      all pages of one owner (geometry.h); a page never changes its stripe
  *
  * Which stripe a new page comes from (D1). The stripe after that of the request's last page is a preference. At a
  * branch of the tree (the request's first own page), when the pages of its chain are spread over the stripes with a

@@ -60,6 +60,18 @@ CASES = [
     ("calls", {"src/base/env.c": "void f(void) { a = malloc(b); }\n", "@": "memory src/base/env.c why\n"}, ""),
     ("calls", {"@": "memory src/base/env.c why\n"}, "tests/lint/allowed.txt:1: the exception"),
     ("calls", {"@": "memory src/base/env.c\n"}, "tests/lint/allowed.txt:1: an exception is"),
+    ("golden", {"src/layout/x.h": "struct quire_x {\n  int a;\n};\n"}, "src/layout/x.h:1: struct quire_x has no static_assert"),
+    ("golden", {"src/layout/x.h": 'struct quire_x {\n};\nstatic_assert(sizeof(struct quire_x) ==\n 4, "");\n'}, ""),
+    ("golden", {"src/layout/x.h": "struct quire_x {\n};\n", "@": "size src/layout/x.h:quire_x why\n"}, ""),
+    ("golden", {"include/quire/x.h": "struct quire_x {\n};\n"}, "include/quire/x.h:1: struct quire_x has no static_assert"),
+    (
+        "golden",
+        {
+            "include/quire/x.h": "struct quire_x {\n};\n",
+            "src/api/x.c": 'static_assert(4 == 4 && sizeof(struct quire_x) == 4, "");\n',
+        },
+        "",
+    ),
     ("names", {"src/pool/x.h": GOOD_HEADER}, ""),
     ("names", {"src/pool/x.c": "", "tests/pool/x.c": ""}, "tests/pool/x.c:1: x.c is also the name of src/pool/x.c"),
     ("names", {"src/pool/x.h": "int a;\n"}, "src/pool/x.h:1: the header has no include guard"),

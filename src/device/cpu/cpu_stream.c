@@ -336,6 +336,8 @@ void quire_stream_destroy(struct quire_stream *stream) {
   quire_env_free(stream->env, stream, 1, sizeof *stream);
 }
 
+bool quire_stream_is_inline(const struct quire_stream *stream) { return stream->mode == QUIRE_STREAM_INLINE; }
+
 void quire_stream_launch(struct quire_stream *stream, quire_stream_fn fn, const void *args, size_t args_bytes) {
   QUIRE_ASSERT(stream != NULL && fn != NULL && args_bytes <= QUIRE_STREAM_ARGS_BYTES_MAX);
   if (stream->mode == QUIRE_STREAM_INLINE) {
