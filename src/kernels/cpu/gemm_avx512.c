@@ -1,0 +1,212 @@
+/* AVX-512 tiles of the matrix product: 16 accumulators of 16 lanes in registers, folded together.
+ *
+ * The fold is a transposition that adds at each level: two registers of partial sums become one that holds half as
+ * many lanes of both, by the tree of arithmetic.md 1.1, until one register holds the 16 sums. */
+#include <immintrin.h>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/lanes_avx512.h"
+
+/* Level h = 8: lanes i + i+8; a in the low half, b in the high. */
+QUIRE_INLINE __m512 fold_halves(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+
+/* Level h = 4: quarters (a, a, b, b) and (c, c, d, d) to (a, b, c, d). */
+QUIRE_INLINE __m512 fold_quarters(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+/* Levels h = 2 and 1, within each quarter. */
+QUIRE_INLINE __m512 fold_pairs(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+}
+
+QUIRE_INLINE __m512 fold_single(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+/* Four registers to one: quarter q of the result holds, in its low element, ... of input q; see fold16. */
+QUIRE_INLINE __m512 fold4(__m512 a, __m512 b, __m512 c, __m512 d) {
+  return fold_quarters(fold_halves(a, b), fold_halves(c, d));
+}
+
+/* acc[4q + e] folds into element 4q + e: inputs of a fold4 are dealt so that quarter q holds acc[4q ...]. */
+QUIRE_INLINE __m512 fold16(const __m512 *acc) {
+  __m512 e0 = fold4(acc[0], acc[4], acc[8], acc[12]);
+  __m512 e1 = fold4(acc[1], acc[5], acc[9], acc[13]);
+  __m512 e2 = fold4(acc[2], acc[6], acc[10], acc[14]);
+  __m512 e3 = fold4(acc[3], acc[7], acc[11], acc[15]);
+  return fold_single(fold_pairs(e0, e1), fold_pairs(e2, e3));
+}
+
+QUIRE_INLINE void out_write(float *out, int rows, __m512 sums) {
+  if (rows == 4) {
+    _mm_storeu_ps(out, _mm512_extractf32x4_ps(sums, 0));
+    _mm_storeu_ps(out + QUIRE_GEMM_COLUMNS, _mm512_extractf32x4_ps(sums, 1));
+    _mm_storeu_ps(out + 2 * QUIRE_GEMM_COLUMNS, _mm512_extractf32x4_ps(sums, 2));
+    _mm_storeu_ps(out + 3 * QUIRE_GEMM_COLUMNS, _mm512_extractf32x4_ps(sums, 3));
+  } else if (rows == 2) {
+    _mm256_storeu_ps(out, _mm512_extractf32x8_ps(sums, 0));
+    _mm256_storeu_ps(out + QUIRE_GEMM_COLUMNS, _mm512_extractf32x8_ps(sums, 1));
+  } else {
+    _mm512_storeu_ps(out, sums);
+  }
+}
+
+/* Operands of some columns of a tile, distances in bytes. */
+struct corner {
+  const uint8_t *x;
+  const uint8_t *w;
+  int64_t x_ld;
+  int64_t w_ld;
+  int rows;
+  int columns;
+};
+
+QUIRE_INLINE struct corner corner_of(const struct quire_gemm_tile *t, bool bf16, int rows, int column, int columns) {
+  int64_t bytes = bf16 ? 2 : 4;
+  struct corner c = {t->x,   (const uint8_t *)t->w + column * t->w_ld * bytes, t->x_ld * bytes, t->w_ld * bytes, rows,
+                     columns};
+  return c;
+}
+
+/* Bytes [begin, end) of the operand rows into acc[row * columns + column]; one step is 64 bytes of either type. One
+ * flat loop of constant bounds over registers: the compilers unroll it and share the loads. */
+QUIRE_INLINE void steps(struct corner at, bool bf16, __m512 *acc, int64_t begin, int64_t end) {
+  for (int64_t byte = begin; byte < end; byte += 64) {
+    QUIRE_UNROLL
+    for (int i = 0; i < QUIRE_GEMM_OUTPUTS; i++) {
+      if (i < at.rows * at.columns) {
+        int r = i % at.rows;
+        int c = i / at.rows;
+        int j = r * at.columns + c;
+        __m512i xv = _mm512_loadu_si512(at.x + r * at.x_ld + byte);
+        __m512i wv = _mm512_loadu_si512(at.w + c * at.w_ld + byte);
+        if (bf16) {
+          acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)xv, (__m512bh)wv);
+        } else {
+          acc[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(xv), _mm512_castsi512_ps(wv), acc[j]);
+        }
+      }
+    }
+  }
+}
+
+QUIRE_INLINE void tile_plain(const struct quire_gemm_tile *t, bool bf16, int rows) {
+  __m512 acc[QUIRE_GEMM_OUTPUTS];
+  QUIRE_UNROLL
+  for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
+    acc[j] = t->first ? _mm512_setzero_ps() : _mm512_load_ps(t->lanes + j * QUIRE_GEMM_LANES);
+  }
+  steps(corner_of(t, bf16, rows, 0, QUIRE_GEMM_OUTPUTS / rows), bf16, acc, 0, (int64_t)t->k * (bf16 ? 2 : 4));
+  if (t->last) {
+    out_write(t->out, rows, fold16(acc));
+    return;
+  }
+  QUIRE_UNROLL
+  for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
+    _mm512_store_ps(t->lanes + j * QUIRE_GEMM_LANES, acc[j]);
+  }
+}
+
+#define HALF (QUIRE_GEMM_OUTPUTS / 2)
+
+/* Block-scaled, half of the tile's columns: the lanes of the product and those of a block are both in registers. */
+QUIRE_INLINE void half_scaled(const struct quire_gemm_tile *t, bool bf16, int rows, int half) {
+  const int columns = HALF / rows;
+  const int64_t bytes = bf16 ? 2 : 4;
+  const int64_t k = t->k * bytes;
+  struct corner at = corner_of(t, bf16, rows, half * columns, columns);
+  __m512 sum[HALF];
+  __m512 block[QUIRE_GEMM_OUTPUTS];
+  QUIRE_UNROLL
+  for (int j = 0; j < HALF; j++) {
+    const float *lanes = t->lanes + (j / columns * 2 * columns + half * columns + j % columns) * QUIRE_GEMM_LANES;
+    sum[j] = t->first ? _mm512_setzero_ps() : _mm512_load_ps(lanes);
+  }
+  for (int64_t begin = 0; begin < k; begin += QUIRE_FP8_BLOCK * bytes) {
+    int64_t end = begin + QUIRE_FP8_BLOCK * bytes < k ? begin + QUIRE_FP8_BLOCK * bytes : k;
+    __m512 scale = _mm512_set1_ps(t->scale[begin / (QUIRE_FP8_BLOCK * bytes)]);
+    QUIRE_UNROLL
+    for (int j = 0; j < HALF; j++) {
+      block[j] = _mm512_setzero_ps();
+    }
+    steps(at, bf16, block, begin, end);
+    QUIRE_UNROLL
+    for (int j = 0; j < HALF; j++) {
+      sum[j] = _mm512_fmadd_ps(scale, block[j], sum[j]);
+    }
+  }
+  QUIRE_UNROLL
+  for (int j = 0; j < HALF; j++) {
+    float *lanes = t->lanes + (j / columns * 2 * columns + half * columns + j % columns) * QUIRE_GEMM_LANES;
+    _mm512_store_ps(lanes, sum[j]);
+  }
+}
+
+QUIRE_INLINE void tile_scaled(const struct quire_gemm_tile *t, bool bf16, int rows) {
+  half_scaled(t, bf16, rows, 0);
+  half_scaled(t, bf16, rows, 1);
+  if (t->last) {
+    __m512 acc[QUIRE_GEMM_OUTPUTS];
+    QUIRE_UNROLL
+    for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
+      acc[j] = _mm512_load_ps(t->lanes + j * QUIRE_GEMM_LANES);
+    }
+    out_write(t->out, rows, fold16(acc));
+  }
+}
+
+QUIRE_INLINE void tile_rows(const struct quire_gemm_tile *t, bool bf16, int rows) {
+  if (t->scale != NULL) {
+    tile_scaled(t, bf16, rows);
+  } else {
+    tile_plain(t, bf16, rows);
+  }
+}
+
+QUIRE_INLINE void tile(const struct quire_gemm_tile *t, bool bf16) {
+  if (t->rows == 4) {
+    tile_rows(t, bf16, 4);
+  } else if (t->rows == 2) {
+    tile_rows(t, bf16, 2);
+  } else {
+    tile_rows(t, bf16, 1);
+  }
+}
+
+static void tile_bf16(const struct quire_gemm_tile *t) { tile(t, true); }
+
+static void tile_f32(const struct quire_gemm_tile *t) { tile(t, false); }
+
+static void e4m3_to_bf16(const uint8_t *x, uint16_t *y, int64_t n) {
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    _mm512_storeu_si512(y + i, quire_e4m3x32(x + i));
+  }
+  for (; i < n; i++) {
+    y[i] = quire_e4m3_to_bf16(x[i]);
+  }
+}
+
+static void e4m3_to_f32(const uint8_t *x, float *y, int64_t n) {
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    __m512i v = quire_e4m3x32(x + i);
+    __m512i low = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(v)), 16);
+    __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1)), 16);
+    _mm512_storeu_si512(y + i, low);
+    _mm512_storeu_si512(y + i + 16, high);
+  }
+  for (; i < n; i++) {
+    y[i] = quire_e4m3_widen(x[i]);
+  }
+}
+
+const struct quire_gemm_isa quire_gemm_isa_avx512 = {
+    .tile_bf16 = tile_bf16,
+    .tile_f32 = tile_f32,
+    .e4m3_to_bf16 = e4m3_to_bf16,
+    .e4m3_to_f32 = e4m3_to_f32,
+};

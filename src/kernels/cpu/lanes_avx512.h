@@ -1,0 +1,58 @@
+/* What the AVX-512 kernels share beyond lanes.h. Internal to files compiled with AVX-512. Pure. */
+#ifndef QUIRE_KERNELS_CPU_LANES_AVX512_H
+#define QUIRE_KERNELS_CPU_LANES_AVX512_H
+
+#include <immintrin.h>
+
+#include "kernels/cpu/lanes.h"
+
+/* 32 e4m3 to bf16 (quire_e4m3_to_bf16): shift and rebias; the eight subnormal magnitudes and NaN come from tables. */
+QUIRE_INLINE __m512i quire_e4m3x32(const uint8_t *x) {
+  /* bf16 of 0, 1, ... 7 times 2^-9 */
+  const __m512i tiny =
+      _mm512_broadcast_i32x4(_mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+  __m512i v = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)x));
+  __m512i magnitude = _mm512_and_si512(v, _mm512_set1_epi16(0x7f));
+  __m512i sign = _mm512_slli_epi16(_mm512_andnot_si512(_mm512_set1_epi16(0x7f), v), 8);
+  __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+  __mmask32 is_tiny = _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8));
+  __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
+  bits = _mm512_mask_permutexvar_epi16(bits, is_tiny, magnitude, tiny);
+  bits = _mm512_mask_mov_epi16(bits, is_nan, _mm512_set1_epi16(0x7fc0));
+  return _mm512_or_si512(bits, sign);
+}
+
+/* 16 f32 to bf16 (quire_bf16_round): the instruction, which rounds and flushes just so. */
+QUIRE_INLINE __m256i quire_bf16x16(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+
+/* Rows of 16 u32 to columns. */
+QUIRE_INLINE void quire_transpose16(__m512i *v) {
+  __m512i t[16];
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; i += 2) { /* pairs of rows: u32 of both side by side */
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; i++) { /* four rows: v[4g + j], quarter q = column 4q + j of rows 4g .. 4g + 3 */
+    int from = i / 4 * 4 + i % 4 / 2;
+    v[i] = i % 2 == 0 ? _mm512_unpacklo_epi64(t[from], t[from + 2]) : _mm512_unpackhi_epi64(t[from], t[from + 2]);
+  }
+  QUIRE_UNROLL
+  for (int i = 0; i < 8; i++) { /* quarters 0, 1 or 2, 3 of two groups of rows */
+    int column = i % 4;
+    int group = i / 4 * 8;
+    t[2 * i] = _mm512_shuffle_i32x4(v[group + column], v[group + 4 + column], 0x88);
+    t[2 * i + 1] = _mm512_shuffle_i32x4(v[group + column], v[group + 4 + column], 0xdd);
+  }
+  /* t[2c] of rows 0..7: columns c, 8 + c; t[2c + 1]: columns 4 + c, 12 + c; t[8 + ...] the same of rows 8..15 */
+  QUIRE_UNROLL
+  for (int c = 0; c < 4; c++) {
+    v[c] = _mm512_shuffle_i32x4(t[2 * c], t[8 + 2 * c], 0x88);
+    v[8 + c] = _mm512_shuffle_i32x4(t[2 * c], t[8 + 2 * c], 0xdd);
+    v[4 + c] = _mm512_shuffle_i32x4(t[2 * c + 1], t[8 + 2 * c + 1], 0x88);
+    v[12 + c] = _mm512_shuffle_i32x4(t[2 * c + 1], t[8 + 2 * c + 1], 0xdd);
+  }
+}
+
+#endif

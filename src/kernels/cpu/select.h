@@ -1,0 +1,31 @@
+/* The indexer inside the cpu kernels (arithmetic.md 9).
+ *
+ * Keys are the lanes: 64 of them are decoded and transposed once (the stage), then scored against every head of every
+ * query row of a tile; a dot product is one lane's chain, so nothing is ever folded. What an instruction set adds is
+ * the layout of the stage and the scoring of it.
+ *
+ * Internal to the cpu kernels. Call with FTZ and DAZ set. */
+#ifndef QUIRE_KERNELS_CPU_SELECT_H
+#define QUIRE_KERNELS_CPU_SELECT_H
+
+#include "kernels/kernels.h"
+
+#define QUIRE_SELECT_KEYS 64                                     /* keys of a stage */
+#define QUIRE_SELECT_STAGE (QUIRE_SELECT_KEYS * QUIRE_INDEX_DIM) /* floats, or half used by pairs of bf16 */
+
+struct quire_select_isa {
+  /* keys[i]: stored key of lane i, NULL for none (zeros). */
+  void (*stage_keys)(const uint8_t *const *keys, bool quantised, float *stage);
+  /* One quantised head of a query, 128 codes, into 128 floats (or half of them). */
+  void (*stage_query)(const uint8_t *codes, float *stage);
+  /* scores_out[64] = sum over heads of w * relu(q . k); q: heads stages of 128 floats. */
+  void (*score)(const float *q, const float *w, int32_t heads, const float *stage, bool quantised, float *scores_out);
+};
+
+extern const struct quire_select_isa quire_select_isa_portable;
+extern const struct quire_select_isa quire_select_isa_avx512;
+
+void quire_select_portable(struct quire_stream *stream, struct quire_select select);
+void quire_select_avx512(struct quire_stream *stream, struct quire_select select);
+
+#endif

@@ -1,0 +1,209 @@
+/* The matrix product against the flat oracle: every pair of types, odd shapes, every table, teams of 1 to 3. */
+#include "kernel_oracle.h"
+
+static struct test_world world;
+static struct test_random rng;
+
+struct product {
+  struct test_weight weight;
+  struct quire_gemm gemm;
+  void *x;
+  float *x_wide; /* [m][k] */
+  float *want;   /* [m][n] */
+  void *y;
+};
+
+static void product_make(struct product *p, enum quire_dtype x_dtype, enum quire_dtype w_dtype, int32_t m, int32_t n,
+                         int32_t k) {
+  int64_t x_ld = k + test_between(&rng, 0, 3);
+  p->weight = test_weight_make(&rng, w_dtype, n, k, 0.1f);
+  p->x = test_alloc(((int64_t)(m > 0 ? m - 1 : 0) * x_ld + k) * oracle_bytes(x_dtype));
+  p->x_wide = test_alloc((int64_t)m * k * 4);
+  p->want = test_alloc((int64_t)m * n * 4);
+  for (int64_t r = 0; r < m; r++) {
+    for (int64_t i = 0; i < k; i++) {
+      float v = test_normal(&rng);
+      if (x_dtype == QUIRE_DTYPE_BF16) {
+        ((uint16_t *)p->x)[r * x_ld + i] = quire_bf16_round(v);
+      } else {
+        ((float *)p->x)[r * x_ld + i] = v;
+      }
+      p->x_wide[r * k + i] = oracle_element(p->x, x_dtype, r * x_ld + i);
+    }
+    for (int64_t c = 0; c < n; c++) {
+      p->want[r * n + c] = oracle_product(p->x_wide + r * k, x_dtype == QUIRE_DTYPE_BF16, &p->weight.w, c);
+    }
+  }
+  p->gemm = (struct quire_gemm){
+      .x = p->x, .w = p->weight.w, .x_dtype = x_dtype, .m = m, .x_ld = x_ld, .y_ld = n + test_between(&rng, 0, 3)};
+  p->y = test_alloc((int64_t)(m > 0 ? m : 1) * p->gemm.y_ld * 4);
+  p->gemm.y = p->y;
+}
+
+static void product_free(struct product *p) {
+  test_weight_free(&p->weight);
+  free(p->x);
+  free(p->x_wide);
+  free(p->want);
+  free(p->y);
+}
+
+/* Runs it through every table and team and compares; columns beyond n must stay poison. */
+static void product_check(struct product *p) {
+  struct quire_gemm *g = &p->gemm;
+  int32_t n = g->w.n;
+  for (int kernels = 0; kernels < world.kernel_count; kernels++) {
+    for (int threads = 0; threads < TEST_THREADS_MAX; threads++) {
+      g->y_dtype = test_between(&rng, 0, 1) ? QUIRE_DTYPE_BF16 : QUIRE_DTYPE_F32;
+      memset(p->y, 0xff, (size_t)((int64_t)g->m * g->y_ld * 4));
+      world.kernels[kernels]->gemm(world.stream[threads], *g);
+      for (int64_t r = 0; r < g->m; r++) {
+        if (g->y_dtype == QUIRE_DTYPE_F32) {
+          const float *y = (const float *)p->y + r * g->y_ld;
+          test_check_rows(world.kernels[kernels]->name, y, p->want + r * n, n);
+          for (int64_t c = n; c < g->y_ld; c++) {
+            assert_int_equal(quire_bits_of(y[c]), 0xffffffffu);
+          }
+        } else {
+          test_check_bf16(world.kernels[kernels]->name, (const uint16_t *)p->y + r * g->y_ld, p->want + r * n, n);
+        }
+      }
+    }
+  }
+}
+
+static void check_shape(int32_t m, int32_t n, int32_t k) {
+  for (int x = 0; x < 2; x++) {
+    for (int w = 0; w < 3; w++) {
+      struct product p;
+      product_make(&p, x == 0 ? QUIRE_DTYPE_F32 : QUIRE_DTYPE_BF16, (enum quire_dtype)w, m, n, k);
+      product_check(&p);
+      product_free(&p);
+    }
+  }
+}
+
+static void test_shapes(void **state) {
+  static const int32_t shapes[][3] = {{0, 16, 32},   {1, 1, 1},     {1, 16, 128},  {5, 33, 31},   {4, 64, 64},
+                                      {7, 130, 129}, {65, 17, 160}, {3, 15, 1024}, {2, 40, 1100}, {130, 48, 32},
+                                      {9, 16, 2048}, {6, 200, 16},  {12, 20, 512}};
+  (void)state;
+  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    check_shape(shapes[i][0], shapes[i][1], shapes[i][2]);
+  }
+}
+
+/* Enough work for a team, along columns and along rows. */
+static void test_team(void **state) {
+  (void)state;
+  check_shape(70, 520, 256);
+  check_shape(3, 1040, 2048);
+  check_shape(300, 17, 1700);
+}
+
+static void test_random_shapes(void **state) {
+  (void)state;
+  for (int i = 0; i < 20; i++) {
+    check_shape(test_between(&rng, 1, 20), test_between(&rng, 1, 90), test_between(&rng, 1, 300));
+  }
+}
+
+/* A row alone is the row in a batch. */
+static void test_batch(void **state) {
+  (void)state;
+  for (int w = 0; w < 3; w++) {
+    struct product p;
+    product_make(&p, QUIRE_DTYPE_BF16, (enum quire_dtype)w, 70, 50, 384);
+    for (int kernels = 0; kernels < world.kernel_count; kernels++) {
+      struct quire_gemm whole = p.gemm;
+      float *y = test_alloc(70 * 50 * 4);
+      float alone[50];
+      whole.y = y;
+      whole.y_ld = 50;
+      whole.y_dtype = QUIRE_DTYPE_F32;
+      world.kernels[kernels]->gemm(world.stream[1], whole);
+      for (int64_t r = 0; r < 70; r++) {
+        struct quire_gemm one = whole;
+        one.x = (const uint16_t *)whole.x + r * whole.x_ld;
+        one.y = alone;
+        one.m = 1;
+        world.kernels[kernels]->gemm(world.stream[0], one);
+        assert_memory_equal(alone, y + r * 50, sizeof alone);
+      }
+      free(y);
+    }
+    product_free(&p);
+  }
+}
+
+/* Subnormal operands and products count as zeros of their sign; infinities and NaN stay what they are. */
+static void test_specials(void **state) {
+  static const uint16_t values[] = {0x0000, 0x8000, 0x0001, 0x807f, 0x0080, 0x8080, 0x1f80, 0x3f80,
+                                    0xbf80, 0x7f7f, 0x7f80, 0xff80, 0x7fc0, 0x2080, 0xa0ff, 0x4040};
+  (void)state;
+  struct product p;
+  product_make(&p, QUIRE_DTYPE_BF16, QUIRE_DTYPE_BF16, 16, 16, 64);
+  for (int round = 0; round < 200; round++) {
+    int first = round % 2 == 0 ? 16 : 10; /* every other round without infinities and NaN */
+    for (int64_t r = 0; r < 16; r++) {
+      for (int64_t i = 0; i < 64; i++) {
+        uint16_t a = test_between(&rng, 0, 3) == 0 ? values[test_between(&rng, 0, first - 1)] : 0;
+        uint16_t b = values[test_between(&rng, 0, first - 1)];
+        ((uint16_t *)p.x)[r * p.gemm.x_ld + i] = a;
+        ((uint16_t *)p.weight.data)[r * p.weight.w.ld + i] = b;
+        p.x_wide[r * 64 + i] = quire_bf16_widen(a);
+      }
+    }
+    for (int64_t r = 0; r < 16; r++) {
+      for (int64_t c = 0; c < 16; c++) {
+        p.want[r * 16 + c] = oracle_product(p.x_wide + r * 64, 1, &p.weight.w, c);
+      }
+    }
+    product_check(&p);
+  }
+  product_free(&p);
+}
+
+/* Near the sum in f64. */
+static void test_accuracy(void **state) {
+  (void)state;
+  struct product p;
+  product_make(&p, QUIRE_DTYPE_F32, QUIRE_DTYPE_F32, 8, 32, 2000);
+  for (int64_t r = 0; r < 8; r++) {
+    for (int64_t c = 0; c < 32; c++) {
+      double exact = 0;
+      double size = 0;
+      for (int64_t i = 0; i < 2000; i++) {
+        double term = (double)p.x_wide[r * 2000 + i] * ((const float *)p.weight.data)[c * p.weight.w.ld + i];
+        exact += term;
+        size += term < 0 ? -term : term;
+      }
+      double error = exact - (double)p.want[r * 32 + c];
+      assert_true((error < 0 ? -error : error) < size * 1e-6);
+    }
+  }
+  product_check(&p);
+  product_free(&p);
+}
+
+static int set_up(void **state) {
+  (void)state;
+  rng.state = test_seed("test_gemm");
+  test_world_open(&world);
+  quire_kernels_enter();
+  return 0;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  test_world_close(&world);
+  return 0;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_shapes), cmocka_unit_test(test_team),     cmocka_unit_test(test_random_shapes),
+      cmocka_unit_test(test_batch),  cmocka_unit_test(test_specials), cmocka_unit_test(test_accuracy),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
