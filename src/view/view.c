@@ -1,0 +1,490 @@
+#include "view/view.h"
+
+#include <string.h>
+
+#include "base/assert.h"
+#include "layout/split.h"
+#include "view/view_internal.h"
+
+bool quire_view_can(enum quire_view_mode mode, const struct quire_geometry *geometry, const char **why_out) {
+  const char *why = NULL;
+  if (mode == QUIRE_VIEW_LOCAL && geometry->storage_ranks > 1) {
+    why =
+        "local reads a rank's own pages, which are not all of a shared cache; choose gather or peer, or replicated KV";
+  } else if (mode != QUIRE_VIEW_LOCAL && geometry->ranks > 1 && geometry->storage_ranks == 1) {
+    why = "gather and peer read other ranks' pages, and in a replicated cache each rank has all of them; choose local";
+  }
+  if (why != NULL && why_out != NULL) {
+    *why_out = why;
+  }
+  return why == NULL;
+}
+
+static int64_t align64(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
+
+/* Bytes a row of the three arrays; every layer of a kind has the same rows. */
+static void row_bytes(const struct quire_parts *parts, int32_t out[ARRAYS]) {
+  memset(out, 0, sizeof(int32_t) * ARRAYS);
+  for (int32_t i = 0; i < parts->count; i++) {
+    const struct quire_part *part = &parts->part[i];
+    if (part->kind == QUIRE_PART_LATENT) {
+      out[ARRAY_LATENT] = part->piece[0].row_bytes;
+    } else {
+      out[ARRAY_KEY] = part->piece[0].row_bytes;
+      out[ARRAY_SCALE] = part->pieces > 1 ? part->piece[1].row_bytes : 0;
+    }
+  }
+}
+
+static int64_t arrays_bytes(const int32_t bytes[ARRAYS], int32_t rows, int64_t offsets_out[ARRAYS]) {
+  int64_t total = 0;
+  for (int i = 0; i < ARRAYS; i++) {
+    offsets_out[i] = total;
+    total += align64((int64_t)rows * bytes[i]);
+  }
+  return total;
+}
+
+static int64_t request_local_bytes(const struct quire_view_config *config) {
+  int64_t total = 0;
+  for (int32_t i = 0; i < config->parts->count; i++) {
+    total += align64((int64_t)config->parts->part[i].row_bytes * config->local_rows);
+  }
+  return total;
+}
+
+static int64_t gather_page_bytes(const struct quire_parts *parts) {
+  int32_t bytes[ARRAYS];
+  row_bytes(parts, bytes);
+  return (int64_t)parts->page_tokens * (bytes[ARRAY_LATENT] + bytes[ARRAY_KEY] + bytes[ARRAY_SCALE]);
+}
+
+struct quire_view_memory quire_view_bytes(const struct quire_view_config *config) {
+  int32_t bytes[ARRAYS];
+  int64_t offsets[ARRAYS];
+  row_bytes(config->parts, bytes);
+  struct quire_view_memory memory = {0};
+  if (config->geometry.ranks > 1) {
+    memory.exchange = 2 * arrays_bytes(bytes, config->rows_max, offsets);
+  } else {
+    memory.exchange = arrays_bytes(bytes, config->rows_max, offsets);
+  }
+  memory.exchange += arrays_bytes(bytes, config->fresh_max, offsets);
+  memory.local = request_local_bytes(config) * config->requests_max;
+  if (config->mode == QUIRE_VIEW_GATHER) {
+    memory.gather = 2 * align64(gather_page_bytes(config->parts) * config->gather_pages_max);
+  }
+  int32_t limit_max = config->request_pages_max * config->geometry.page_tokens;
+  memory.scratch = align64((int64_t)config->rows_max * config->topk * (int64_t)sizeof(int32_t)) +
+                   align64((int64_t)config->rows_max * (int64_t)sizeof(int32_t)) +
+                   align64(quire_select_scratch_bytes(config->index_heads, config->topk, limit_max, config->threads)) +
+                   align64(quire_attend_scratch_bytes(config->heads, config->topk, config->threads));
+  return memory;
+}
+
+/* Cuts the device memory into its regions. */
+static void carve(struct quire_view *view, const struct quire_view_memory *memory) {
+  const struct quire_view_config *config = &view->config;
+  uint8_t *at = quire_memory_base(view->memory);
+  int64_t slot = arrays_bytes(view->row_bytes, config->rows_max, view->array_offset);
+  int64_t fresh = arrays_bytes(view->row_bytes, config->fresh_max, view->fresh_offset);
+  view->exchange[0] = at;
+  view->exchange[1] = config->geometry.ranks > 1 ? at + slot : at;
+  at += config->geometry.ranks > 1 ? 2 * slot : slot;
+  view->fresh = at;
+  at += fresh;
+  QUIRE_ASSERT(at == (uint8_t *)quire_memory_base(view->memory) + memory->exchange);
+  view->local = at;
+  at += memory->local;
+  view->gather[0] = memory->gather > 0 ? at : NULL;
+  view->gather[1] = memory->gather > 0 ? at + memory->gather / 2 : NULL;
+  at += memory->gather;
+  view->indices = (int32_t *)at;
+  at += align64((int64_t)config->rows_max * config->topk * (int64_t)sizeof(int32_t));
+  view->counts = (int32_t *)at;
+  at += align64((int64_t)config->rows_max * (int64_t)sizeof(int32_t));
+  view->select_scratch = at;
+  at += align64(quire_select_scratch_bytes(config->index_heads, config->topk,
+                                           config->request_pages_max * config->geometry.page_tokens, config->threads));
+  view->attend_scratch = at;
+}
+
+/* The host-side tables, one allocation each; the order of the list is the order of release. */
+struct table {
+  void **pointer;
+  size_t count, size;
+};
+
+#define VIEW_TABLES 19
+
+static void list_tables(struct quire_view *view, struct table tables[VIEW_TABLES]) {
+  const struct quire_view_config *c = &view->config;
+  size_t rows = (size_t)c->rows_max;
+  struct table list[VIEW_TABLES] = {
+      {(void **)&view->part_offset, (size_t)c->parts->count, sizeof(int64_t)},
+      {(void **)&view->tables, (size_t)c->requests_max * (size_t)c->request_pages_max, sizeof(quire_page)},
+      {(void **)&view->fresh_row, (size_t)c->limits.entries_max, sizeof(int32_t)},
+      {(void **)&view->gather_page, (size_t)c->limits.entries_max, sizeof(int32_t)},
+      {(void **)&view->pointers, 2 * (size_t)view->pointers_max, sizeof(uint8_t *)},
+      {(void **)&view->sources, (size_t)c->limits.entries_max * 2, sizeof(struct quire_kv_source)},
+  };
+  list[6] = (struct table){(void **)&view->hashes, (size_t)quire_view_debug_hashes(c), sizeof(uint64_t)};
+  size_t n = 7;
+  struct quire_view_rows *both[2] = {&view->target, &view->draft};
+  for (int i = 0; i < 2; i++) {
+    int32_t **arrays[] = {&both[i]->tokens,  &both[i]->positions, &both[i]->limits,
+                          &both[i]->entries, &both[i]->hidden,    &both[i]->nonfinite};
+    for (size_t a = 0; a < sizeof arrays / sizeof arrays[0]; a++) {
+      list[n++] = (struct table){(void **)arrays[a], rows, sizeof(int32_t)};
+    }
+  }
+  QUIRE_ASSERT(n == VIEW_TABLES);
+  memcpy(tables, list, sizeof list);
+}
+
+static bool create_tables(struct quire_view *view) {
+  struct table tables[VIEW_TABLES];
+  list_tables(view, tables);
+  for (int i = 0; i < VIEW_TABLES; i++) {
+    if (tables[i].count == 0) {
+      continue;
+    }
+    *tables[i].pointer = quire_env_zalloc(view->env, tables[i].count, tables[i].size);
+    if (*tables[i].pointer == NULL) {
+      return false;
+    }
+  }
+  int64_t offset = 0;
+  for (int32_t i = 0; i < view->config.parts->count; i++) {
+    view->part_offset[i] = offset;
+    offset += align64((int64_t)view->config.parts->part[i].row_bytes * view->config.local_rows);
+  }
+  view->request_bytes = offset;
+  return true;
+}
+
+enum quire_status quire_view_create(const struct quire_env *env, const struct quire_view_config *config,
+                                    const struct quire_view_links *links, struct quire_view **view_out,
+                                    struct quire_error *error_out) {
+  const char *refusal = NULL;
+  if (!quire_view_can(config->mode, &config->geometry, &refusal)) {
+    return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "view", "%s", refusal);
+  }
+  QUIRE_ASSERT(config->rows_max > 0 && config->local_rows >= 2 && config->topk <= QUIRE_TOPK_MAX);
+  struct quire_view *view = quire_env_zalloc(env, 1, sizeof *view);
+  if (view == NULL) {
+    return quire_error_set(error_out, QUIRE_ERR_MEMORY, "view", "no memory for the view of rank %d", config->rank);
+  }
+  view->env = env;
+  view->config = *config;
+  view->links = *links;
+  view->pointers_max = config->limits.entries_max * config->request_pages_max;
+  row_bytes(config->parts, view->row_bytes);
+  struct quire_view_memory memory = quire_view_bytes(config);
+  size_t total = (size_t)(memory.exchange + memory.local + memory.gather + memory.scratch);
+  enum quire_status status = quire_memory_create(env, total, &view->memory, error_out);
+  if (status == QUIRE_OK && !create_tables(view)) {
+    status = quire_error_set(error_out, QUIRE_ERR_MEMORY, "view", "no memory for the tables of rank %d", config->rank);
+  }
+  if (status != QUIRE_OK) {
+    quire_view_destroy(view);
+    return status;
+  }
+  carve(view, &memory);
+  *view_out = view;
+  return QUIRE_OK;
+}
+
+void quire_view_destroy(struct quire_view *view) {
+  if (view == NULL) {
+    return;
+  }
+  struct table tables[VIEW_TABLES];
+  list_tables(view, tables);
+  for (int i = 0; i < VIEW_TABLES; i++) {
+    quire_env_free(view->env, *tables[i].pointer, tables[i].count, tables[i].size);
+  }
+  quire_memory_destroy(view->memory);
+  quire_env_free(view->env, view, 1, sizeof *view);
+}
+
+void quire_view_start(struct quire_view *view, struct quire_stream *stream, struct quire_stream *copy_stream) {
+  QUIRE_ASSERT(stream != NULL && quire_stream_is_inline(stream));
+  QUIRE_ASSERT((view->config.mode != QUIRE_VIEW_GATHER || copy_stream != NULL));
+  view->stream = stream;
+  view->copy_stream = copy_stream;
+}
+
+uint8_t *quire_view_local_row(const struct quire_view *view, int32_t request, int32_t part, int32_t piece,
+                              int32_t row) {
+  QUIRE_DEBUG(request >= 0 && request < view->config.requests_max);
+  const struct quire_part *p = &view->config.parts->part[part];
+  uint8_t *base = view->local + (int64_t)request * view->request_bytes + view->part_offset[part];
+  if (piece > 0) {
+    base += (int64_t)p->piece[0].row_bytes * view->config.local_rows;
+  }
+  return base + (int64_t)row * p->piece[piece].row_bytes;
+}
+
+static void add_row(struct quire_view *view, struct quire_view_rows *rows, int32_t entry, int32_t position,
+                    int32_t token) {
+  int32_t i = rows->batch.m++;
+  QUIRE_ASSERT(i < view->config.rows_max);
+  rows->entries[i] = entry;
+  rows->positions[i] = position;
+  rows->limits[i] = position + 1;
+  rows->tokens[i] = token;
+  if (position + 1 > rows->batch.limit_max) {
+    rows->batch.limit_max = position + 1;
+  }
+}
+
+static void close_batch(struct quire_view_rows *rows, bool draft) {
+  rows->batch.tokens = rows->tokens;
+  rows->batch.positions = rows->positions;
+  rows->batch.limits = rows->limits;
+  rows->batch.entries = rows->entries;
+  rows->batch.hidden = draft ? rows->hidden : NULL;
+}
+
+static int32_t plan_token(const struct quire_view *view, int32_t entry, int32_t position) {
+  return quire_step_entry_token(view->plan, &view->config.limits, quire_view_entry(view, entry), position);
+}
+
+/* Target rows of one kind of entry that this rank computes. */
+static void add_target_rows(struct quire_view *view, enum quire_entry_kind kind) {
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    if (entry->kind != (int32_t)kind) {
+      continue;
+    }
+    for (int32_t position = entry->begin; position < entry->end; position++) {
+      if (quire_step_entry_producer(view->plan, entry, position) == view->config.rank) {
+        add_row(view, &view->target, e, position, plan_token(view, e, position));
+      }
+    }
+  }
+}
+
+static void build_target(struct quire_view *view) {
+  struct quire_view_rows *rows = &view->target;
+  memset(&rows->batch, 0, sizeof rows->batch);
+  add_target_rows(view, QUIRE_ENTRY_PREFILL);
+  rows->prefill_puts = rows->batch.m;
+  add_target_rows(view, QUIRE_ENTRY_DECODE);
+  rows->batch.puts = rows->batch.m;
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    if (entry->recompute_rank == view->config.rank && entry->begin > 0 && entry->end > entry->begin) {
+      add_row(view, rows, e, entry->begin - 1, plan_token(view, e, entry->begin - 1));
+    }
+  }
+  close_batch(rows, false);
+}
+
+/* Row of the target batch that holds a position of an entry; the hidden state of a draft row comes from there. */
+static int32_t target_row(const struct quire_view *view, int32_t e, int32_t position, int32_t from) {
+  const struct quire_view_rows *rows = &view->target;
+  for (int32_t k = 0; k < rows->batch.m; k++) {
+    int32_t i = from + k < rows->batch.m ? from + k : from + k - rows->batch.m;
+    if (rows->entries[i] == e && rows->positions[i] == position) {
+      return i;
+    }
+  }
+  QUIRE_ASSERT(!"a draft row without its hidden state");
+  return -1;
+}
+
+/* Draft rows: slot s takes the hidden state of position s - 1 and token s, with RoPE position s - 1. */
+static void add_draft_rows(struct quire_view *view, enum quire_entry_kind kind) {
+  struct quire_view_rows *rows = &view->draft;
+  int32_t from = 0;
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    if (entry->kind != (int32_t)kind) {
+      continue;
+    }
+    for (int32_t slot = entry->begin; slot < entry->end; slot++) {
+      if (quire_step_entry_draft_producer(view->plan, entry, slot) != view->config.rank) {
+        continue;
+      }
+      int32_t i = rows->batch.m;
+      add_row(view, rows, e, slot, plan_token(view, e, slot));
+      rows->positions[i] = slot - 1;
+      if (slot == entry->begin && entry->carry_rank >= 0) {
+        rows->hidden[i] = -entry->request - 1;
+      } else {
+        rows->hidden[i] = target_row(view, e, slot - 1, from);
+        from = rows->hidden[i];
+      }
+    }
+  }
+}
+
+static void build_draft(struct quire_view *view) {
+  struct quire_view_rows *rows = &view->draft;
+  memset(&rows->batch, 0, sizeof rows->batch);
+  rows->prefill_puts = 0;
+  if (view->config.parts->draft_layers > 0) {
+    add_draft_rows(view, QUIRE_ENTRY_PREFILL);
+    rows->prefill_puts = rows->batch.m;
+    add_draft_rows(view, QUIRE_ENTRY_DECODE);
+  }
+  rows->batch.puts = rows->batch.m;
+  close_batch(rows, true);
+}
+
+/* What the plan's own check cannot know: the bounds of this worker. */
+static const char *entry_fault(const struct quire_view *view, const struct quire_step_entry *entry) {
+  const struct quire_view_config *c = &view->config;
+  const quire_page *pages = quire_step_plan_pages(view->plan, &c->limits);
+  if (entry->request >= c->requests_max || entry->append_begin + entry->append_count > c->request_pages_max ||
+      entry->end > c->request_pages_max * c->geometry.page_tokens) {
+    return "an entry's request or pages are beyond this worker";
+  }
+  for (int32_t i = 0; i < entry->append_count; i++) {
+    if (pages[entry->append_first + i].v < 0 || pages[entry->append_first + i].v >= c->geometry.pages) {
+      return "an appended page is none of the worker's";
+    }
+  }
+  if (entry->end - entry->prefix_end > c->local_rows && entry->kind == QUIRE_ENTRY_DECODE) {
+    return "a decode entry has more rows than the local segment";
+  }
+  bool drafts = c->parts->draft_layers > 0 && entry->begin > 0 && entry->end > entry->begin;
+  if (drafts && entry->carry_rank < 0 && entry->recompute_rank < 0) {
+    return "nobody has the hidden state that the first draft row needs";
+  }
+  return NULL;
+}
+
+static const char *plan_fault(const struct quire_view *view) {
+  const char *why = NULL;
+  int64_t fresh = 0;
+  for (int32_t e = 0; why == NULL && e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    why = entry_fault(view, entry);
+    fresh += entry->kind == QUIRE_ENTRY_PREFILL ? entry->end - entry->begin : 0;
+  }
+  if (why == NULL && (fresh > view->config.fresh_max || view->plan->ranks != view->config.geometry.ranks ||
+                      view->plan->epoch <= view->fenced)) {
+    why = "more rows than this worker computes in a step, other ranks, or an epoch that has passed";
+  }
+  return why;
+}
+
+/* Page-table appends, places in the fresh segment and in the gather scratch. */
+static void place_entries(struct quire_view *view) {
+  const quire_page *pages = quire_step_plan_pages(view->plan, &view->config.limits);
+  int32_t fresh = 0, gather = 0;
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    quire_page *table = quire_view_table(view, entry->request);
+    for (int32_t i = 0; i < entry->append_count; i++) {
+      table[entry->append_begin + i] = pages[entry->append_first + i];
+    }
+    view->fresh_row[e] = -1;
+    view->gather_page[e] = -1;
+    if (entry->kind == QUIRE_ENTRY_PREFILL) {
+      view->fresh_row[e] = fresh;
+      fresh += entry->end - entry->begin;
+      if (view->config.mode == QUIRE_VIEW_GATHER) {
+        view->gather_page[e] = gather;
+        gather += quire_geometry_pages_of(&view->config.geometry, entry->prefix_end);
+      }
+    }
+  }
+  view->fresh_rows = fresh;
+  QUIRE_ASSERT(fresh <= view->config.fresh_max && gather <= view->config.gather_pages_max);
+}
+
+int32_t quire_view_reads_from(const struct quire_view *view, quire_page page) {
+  const struct quire_geometry *g = &view->config.geometry;
+  QUIRE_ASSERT(page.v >= 0 && page.v < g->pages);
+  bool own = quire_page_stored_by(g, page, (quire_rank_id){view->config.rank});
+  return own ? view->config.rank : quire_page_sender(g, page).v;
+}
+
+/* Every prefix row must have been written before a fence that is behind us. */
+static enum quire_status check_marks(const struct quire_view *view, struct quire_error *error_out) {
+  const struct quire_geometry *g = &view->config.geometry;
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    const quire_page *table = quire_view_table(view, entry->request);
+    for (int32_t p = 0; p * g->page_tokens < entry->prefix_end; p++) {
+      int32_t rows = quire_view_valid_rows(view, entry, p);
+      const struct quire_peer *owner = &view->links.peers->rank[quire_view_reads_from(view, table[p])];
+      const int64_t *mark = &owner->written[quire_page_local(g, table[p]).v];
+      int64_t written = __atomic_load_n(mark, __ATOMIC_ACQUIRE) >> QUIRE_WRITTEN_ROW_BITS;
+      bool unfenced = written > (int64_t)view->fenced && written != (int64_t)view->plan->epoch;
+      if (unfenced || !quire_written_readable(mark, (int64_t)view->plan->epoch, rows)) {
+        return quire_error_set(
+            error_out, QUIRE_ERR_RANK, "view",
+            "rank %d would read page %d (request %d, request page %d), written in epoch %lld without "
+            "a fence behind it (the last was that of epoch %llu)",
+            view->config.rank, table[p].v, entry->request, p, (long long)written, (unsigned long long)view->fenced);
+      }
+    }
+  }
+  return QUIRE_OK;
+}
+
+enum quire_status quire_view_begin(struct quire_view *view, const struct quire_step_plan *plan,
+                                   struct quire_error *error_out) {
+  const char *why = NULL;
+  if (!quire_step_plan_check(plan, &view->config.limits, &why)) {
+    return quire_error_set(error_out, QUIRE_ERR_RANK, "step plan", "%s", why);
+  }
+  view->plan = plan;
+  why = plan_fault(view);
+  if (why != NULL) {
+    return quire_error_set(error_out, QUIRE_ERR_RANK, "step plan", "%s", why);
+  }
+  place_entries(view);
+  enum quire_status status = check_marks(view, error_out);
+  if (status == QUIRE_OK) {
+    status = quire_view_debug_begin(view, error_out);
+  }
+  if (status != QUIRE_OK) {
+    return status;
+  }
+  quire_view_pull_commits(view);
+  build_target(view);
+  build_draft(view);
+  memset(view->target.nonfinite, 0, (size_t)view->target.batch.m * sizeof(int32_t));
+  memset(view->draft.nonfinite, 0, (size_t)view->draft.batch.m * sizeof(int32_t));
+  quire_view_gather(view, 0);
+  return QUIRE_OK;
+}
+
+const struct quire_view_batch *quire_view_target_batch(const struct quire_view *view) { return &view->target.batch; }
+
+const struct quire_view_batch *quire_view_draft_batch(const struct quire_view *view) { return &view->draft.batch; }
+
+const int32_t *quire_view_indices(const struct quire_view *view) { return view->indices; }
+
+const int32_t *quire_view_counts(const struct quire_view *view) { return view->counts; }
+
+const int32_t *quire_view_nonfinite(const struct quire_view *view, enum quire_part_model model) {
+  return model == QUIRE_PART_TARGET ? view->target.nonfinite : view->draft.nonfinite;
+}
+
+void quire_view_quiesce(struct quire_view *view) {
+  if (view->copy_stream != NULL) {
+    quire_event_sync(quire_stream_record(view->copy_stream));
+  }
+}
+
+enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *error_out) {
+  quire_view_quiesce(view);
+  enum quire_status status = quire_view_debug_end(view, error_out);
+  quire_view_debug_foreign_write(view);
+  if (status != QUIRE_OK || quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_SKIP_FENCE)) {
+    return status;
+  }
+  status = quire_collective_fence(view->links.collective, view->config.rank);
+  if (status != QUIRE_OK) {
+    return quire_error_set(error_out, status, "fence", "another rank gave up the step");
+  }
+  view->fenced = view->plan->epoch;
+  return status;
+}

@@ -1,0 +1,218 @@
+/* The reading half of a view: where each row of the prefix lies, the gather that brings it near one layer ahead, and
+ * the two verbs that read.
+ *
+ * Gather scratch of one layer (two of them, by the layer's parity):
+ *
+ *   | latent pages [gather_pages_max] | index key pages [gather_pages_max] |      same page layout as the owners' */
+#include <string.h>
+
+#include "base/assert.h"
+#include "view/view_internal.h"
+
+const uint8_t *quire_view_page(const struct quire_view *view, int32_t part, quire_page page) {
+  const struct quire_peer *owner = &view->links.peers->rank[quire_view_reads_from(view, page)];
+  const uint8_t *base = quire_peer_page(owner, part, quire_page_local(&view->config.geometry, page).v);
+  QUIRE_ASSERT(base != NULL);
+  return base;
+}
+
+static bool plan_runs_draft(const struct quire_view *view) {
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    if ((quire_view_entry(view, e)->flags & QUIRE_ENTRY_DRAFT_FULL) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+enum quire_part_model quire_view_flat_model(const struct quire_view *view, int32_t flat, int32_t *layer_out) {
+  int32_t targets = view->config.parts->target_layers;
+  *layer_out = flat < targets ? flat : flat - targets;
+  return flat < targets ? QUIRE_PART_TARGET : QUIRE_PART_DRAFT;
+}
+
+static int32_t flat_layer(const struct quire_view *view, enum quire_part_model model, int32_t layer) {
+  return model == QUIRE_PART_TARGET ? layer : view->config.parts->target_layers + layer;
+}
+
+/* Scratch address of page `index` of one kind. */
+static uint8_t *gather_page(const struct quire_view *view, int32_t flat, enum quire_part_kind kind, int32_t index) {
+  const struct quire_view_config *c = &view->config;
+  int64_t latent = (int64_t)c->parts->page_tokens * view->row_bytes[ARRAY_LATENT];
+  int64_t key = (int64_t)c->parts->page_tokens * (view->row_bytes[ARRAY_KEY] + view->row_bytes[ARRAY_SCALE]);
+  uint8_t *base = view->gather[flat & 1];
+  return kind == QUIRE_PART_LATENT ? base + index * latent : base + c->gather_pages_max * latent + index * key;
+}
+
+struct gather_job {
+  struct quire_view *view;
+  int32_t flat;
+};
+
+/* Copies the valid rows of one page. */
+static void gather_rows(const struct quire_part *part, const uint8_t *from, uint8_t *to, int32_t rows) {
+  for (int32_t i = 0; i < part->pieces; i++) {
+    const struct quire_piece *piece = &part->piece[i];
+    memcpy(to + piece->offset, from + piece->offset, (size_t)rows * (size_t)piece->row_bytes);
+  }
+}
+
+static void gather_run(void *args, struct quire_team *team) {
+  (void)team;
+  const struct gather_job *job = args;
+  const struct quire_view *view = job->view;
+  const struct quire_parts *parts = view->config.parts;
+  int32_t page_tokens = view->config.geometry.page_tokens;
+  int32_t layer;
+  enum quire_part_model model = quire_view_flat_model(view, job->flat, &layer);
+  uint64_t begin = quire_trace_begin(view->config.trace);
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    if (view->gather_page[e] < 0) {
+      continue;
+    }
+    const quire_page *table = quire_view_table(view, entry->request);
+    for (int kind = QUIRE_PART_LATENT; kind <= QUIRE_PART_INDEX_KEY; kind++) {
+      int32_t part = quire_parts_find(parts, model, (enum quire_part_kind)kind, layer);
+      for (int32_t p = 0; part != QUIRE_PART_NONE && p * page_tokens < entry->prefix_end; p++) {
+        gather_rows(&parts->part[part], quire_view_page(view, part, table[p]),
+                    gather_page(view, job->flat, (enum quire_part_kind)kind, view->gather_page[e] + p),
+                    quire_view_valid_rows(view, entry, p));
+      }
+    }
+  }
+  quire_trace_end(view->config.trace, begin,
+                  (struct quire_trace_span){QUIRE_TRACE_GATHER, view->config.rank, job->flat});
+}
+
+void quire_view_gather(struct quire_view *view, int32_t flat) {
+  if (view->config.mode != QUIRE_VIEW_GATHER) {
+    return;
+  }
+  int32_t layers = view->config.parts->target_layers;
+  layers += plan_runs_draft(view) ? view->config.parts->draft_layers : 0;
+  if (flat >= layers || view->fresh_rows == 0) {
+    return;
+  }
+  /* The scratch of this parity was read by the layer before the last; its attend is behind this point. */
+  quire_stream_wait(view->copy_stream, quire_stream_record(view->stream));
+  struct gather_job job = {view, flat};
+  quire_stream_launch(view->copy_stream, gather_run, &job, sizeof job);
+  view->gathered[flat & 1] = quire_stream_record(view->copy_stream);
+}
+
+/* Fills in the fresh segment of an entry's source. */
+static void fresh_source(const struct quire_view *view, int32_t e, int32_t part, struct quire_kv_source *source) {
+  const struct quire_step_entry *entry = quire_view_entry(view, e);
+  const struct quire_part *p = &view->config.parts->part[part];
+  source->end = entry->end;
+  if (entry->kind == QUIRE_ENTRY_DECODE) {
+    source->fresh_first = entry->prefix_end % view->config.local_rows;
+    source->fresh_capacity = view->config.local_rows;
+    for (int32_t i = 0; i < p->pieces; i++) {
+      source->fresh[i] = quire_view_local_row(view, entry->request, part, i, 0);
+    }
+    return;
+  }
+  int array = p->kind == QUIRE_PART_LATENT ? ARRAY_LATENT : ARRAY_KEY;
+  source->fresh_first = 0;
+  source->fresh_capacity = entry->end - entry->begin;
+  for (int32_t i = 0; i < p->pieces; i++) {
+    source->fresh[i] =
+        view->fresh + view->fresh_offset[array + i] + (int64_t)view->fresh_row[e] * view->row_bytes[array + i];
+  }
+}
+
+/* Sources of all entries for one part; addresses of prefix pages go to the kind's half of the pointer table. */
+static const struct quire_kv_source *build_sources(struct quire_view *view, int32_t flat, int32_t part) {
+  const struct quire_parts *parts = view->config.parts;
+  enum quire_part_kind kind = parts->part[part].kind;
+  int32_t page_tokens = view->config.geometry.page_tokens;
+  struct quire_kv_source *sources = view->sources + (int64_t)kind * view->config.limits.entries_max;
+  const uint8_t **pointers = view->pointers + (int64_t)kind * view->pointers_max;
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    const quire_page *table = quire_view_table(view, entry->request);
+    int32_t pages = quire_geometry_pages_of(&view->config.geometry, entry->prefix_end);
+    for (int32_t p = 0; p < pages; p++) {
+      pointers[p] = view->gather_page[e] >= 0 ? gather_page(view, flat, kind, view->gather_page[e] + p)
+                                              : quire_view_page(view, part, table[p]);
+    }
+    quire_view_debug_swap(view, pointers, pages);
+    memset(&sources[e], 0, sizeof sources[e]);
+    sources[e].pages = pointers;
+    sources[e].page_tokens = page_tokens;
+    sources[e].prefix_end = entry->prefix_end;
+    fresh_source(view, e, part, &sources[e]);
+    pointers += pages;
+  }
+  QUIRE_ASSERT(pointers <= view->pointers + ((int64_t)kind + 1) * view->pointers_max);
+  return sources;
+}
+
+static struct quire_rows batch_rows(struct quire_view *view, enum quire_part_model model, int32_t flat, int32_t part) {
+  struct quire_view_rows *rows = model == QUIRE_PART_TARGET ? &view->target : &view->draft;
+  if (view->config.mode == QUIRE_VIEW_GATHER && view->fresh_rows > 0) {
+    uint64_t begin = quire_trace_begin(view->config.trace);
+    quire_stream_wait(view->stream, view->gathered[flat & 1]);
+    quire_trace_end(view->config.trace, begin, (struct quire_trace_span){QUIRE_TRACE_WAIT, view->config.rank, flat});
+  }
+  const struct quire_kv_source *sources = build_sources(view, flat, part);
+  quire_view_debug_sources(view, part, sources);
+  struct quire_rows batch = {
+      .sources = sources,
+      .source_of = rows->entries,
+      .limit = rows->limits,
+      .m = rows->batch.m,
+      .first = model == QUIRE_PART_DRAFT ? 1 : 0,
+  };
+  return batch;
+}
+
+void quire_view_select(struct quire_view *view, enum quire_part_model model, int32_t layer, const float *q,
+                       const float *w, float w_scale) {
+  const struct quire_parts *parts = view->config.parts;
+  int32_t part = quire_parts_find(parts, model, QUIRE_PART_INDEX_KEY, layer);
+  QUIRE_ASSERT(part != QUIRE_PART_NONE);
+  const struct quire_view_rows *rows = model == QUIRE_PART_TARGET ? &view->target : &view->draft;
+  struct quire_select select = {
+      .rows = batch_rows(view, model, flat_layer(view, model, layer), part),
+      .part = parts->part[part],
+      .q = q,
+      .w = w,
+      .indices_out = view->indices,
+      .counts_out = view->counts,
+      .scratch = view->select_scratch,
+      .format = parts->format,
+      .any_scale = view->config.any_scale,
+      .heads = view->config.index_heads,
+      .topk = view->config.topk,
+      .limit_max = rows->batch.limit_max,
+      .w_scale = w_scale,
+  };
+  view->links.kernels->select(view->stream, select);
+}
+
+void quire_view_attend(struct quire_view *view, const struct quire_view_attend *attend) {
+  const struct quire_parts *parts = view->config.parts;
+  int32_t part = quire_parts_find(parts, attend->model, QUIRE_PART_LATENT, attend->layer);
+  QUIRE_ASSERT(part != QUIRE_PART_NONE);
+  struct quire_attend args = {
+      .rows = batch_rows(view, attend->model, flat_layer(view, attend->model, attend->layer), part),
+      .part = parts->part[part],
+      .q_latent = attend->q_latent,
+      .q_rope = attend->q_rope,
+      .indices = view->indices,
+      .counts = view->counts,
+      .out = attend->out,
+      .lse = attend->lse,
+      .scratch = view->attend_scratch,
+      .format = parts->format,
+      .q_dtype = attend->dtype,
+      .out_dtype = attend->dtype,
+      .heads = view->config.heads,
+      .topk = view->config.topk,
+      .scale = attend->scale,
+  };
+  view->links.kernels->attend(view->stream, args);
+}

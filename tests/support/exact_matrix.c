@@ -1,0 +1,247 @@
+#include "support/exact_matrix.h"
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "support/exact_cover.h"
+#include "support/seed.h"
+
+#define KV_FORMATS 3
+#define COMPUTES 2
+#define CELL_NEW 6
+
+enum factor {
+  F_LENGTH,
+  F_RANKS,
+  F_SPLIT,
+  F_VIEW,
+  F_CHUNK,
+  F_KV,
+  F_COMPUTE,
+  F_THREADS,
+  F_EXECUTOR,
+  F_ISA,
+  F_SOURCE,
+  F_MTP,
+  F_COPIES,
+  F_TEMPERATURE,
+  F_WARM,
+  F_DEBUG,
+  F_MODEL,
+  FACTORS,
+};
+
+static const int32_t ranks_of[] = {1, 2, 3, 4, 8};
+static const int32_t chunks_of[] = {1, 64, 100, 512, 0};
+/* sharing and view go together */
+static const struct {
+  enum quire_sharing sharing;
+  enum quire_view_mode view;
+} views_of[] = {
+    {QUIRE_SHARING_REPLICATED, QUIRE_VIEW_LOCAL},
+    {QUIRE_SHARING_SHARED, QUIRE_VIEW_GATHER},
+    {QUIRE_SHARING_SHARED, QUIRE_VIEW_PEER},
+};
+
+/* `allowed` has no context: the matrix that is being run. */
+static const struct exact_matrix *current;
+
+/* Chunks of one token are for short prompts; models behind the first run in three of six
+ * arithmetics, which is enough to see every pair. */
+static bool allowed(const int *row) {
+  if (row[F_CHUNK] == 0 && row[F_LENGTH] >= 0 && current->lengths[row[F_LENGTH]] > 129) {
+    return false;
+  }
+  if (row[F_SOURCE] > EXACT_COLD && row[F_LENGTH] >= 0 && current->lengths[row[F_LENGTH]] <= QUIRE_PAGE_TOKENS) {
+    return false;
+  }
+  bool few = row[F_MODEL] > 0;
+  return !(few && row[F_COMPUTE] == 1 && row[F_KV] > QUIRE_KV_F32) &&
+         !(few && row[F_COMPUTE] == 0 && row[F_KV] == QUIRE_KV_F32);
+}
+
+static bool has_avx512(void) {
+  const struct quire_kernels *kernels = NULL;
+  return quire_kernels_find("avx512", &kernels, NULL) == QUIRE_OK;
+}
+
+static struct exact_cover make_cover(const struct exact_matrix *matrix) {
+  struct exact_cover cover = {.factors = FACTORS, .allowed = allowed};
+  cover.levels[F_LENGTH] = matrix->length_count;
+  cover.levels[F_RANKS] = 5;
+  cover.levels[F_SPLIT] = 2;
+  cover.levels[F_VIEW] = 3;
+  cover.levels[F_CHUNK] = 5;
+  cover.levels[F_KV] = KV_FORMATS;
+  cover.levels[F_COMPUTE] = COMPUTES;
+  cover.levels[F_THREADS] = 2;
+  cover.levels[F_EXECUTOR] = 2;
+  cover.levels[F_ISA] = has_avx512() ? 2 : 1;
+  cover.levels[F_SOURCE] = EXACT_SOURCES;
+  cover.levels[F_MTP] = 2;
+  cover.levels[F_COPIES] = 2;
+  cover.levels[F_TEMPERATURE] = 2;
+  cover.levels[F_WARM] = 2;
+  cover.levels[F_DEBUG] = 2;
+  cover.levels[F_MODEL] = matrix->model_count;
+  return cover;
+}
+
+static struct exact_cell make_cell(const struct exact_matrix *matrix, const int *row, uint64_t bits) {
+  struct exact_cell cell =
+      exact_cell_defaults(matrix->models[row[F_MODEL]], matrix->tokens, matrix->lengths[row[F_LENGTH]]);
+  cell.compute = row[F_COMPUTE] == 1 ? QUIRE_DTYPE_F32 : QUIRE_DTYPE_BF16;
+  cell.kv = (enum quire_kv_format)row[F_KV];
+  cell.mtp = row[F_MTP] == 1;
+  cell.ranks = ranks_of[row[F_RANKS]];
+  cell.split = row[F_SPLIT] == 0 ? QUIRE_SPLIT_ZIGZAG : QUIRE_SPLIT_INTERLEAVE;
+  cell.sharing = views_of[row[F_VIEW]].sharing;
+  cell.view = views_of[row[F_VIEW]].view;
+  cell.chunk = chunks_of[row[F_CHUNK]];
+  cell.threads = 1 + row[F_THREADS];
+  cell.executor = row[F_EXECUTOR] == 1 ? "proc" : "threads";
+  cell.isa = row[F_ISA] == 1 ? "avx512" : "portable";
+  cell.source = (enum exact_source)row[F_SOURCE];
+  cell.copy_mode = row[F_COPIES] == 1 ? QUIRE_STREAM_DEFERRED : QUIRE_STREAM_THREAD;
+  cell.copy_seed = bits;
+  cell.temperature = row[F_TEMPERATURE] == 1 ? 0.8f : 0.0f;
+  cell.debug = row[F_DEBUG] == 1;
+  cell.warm = row[F_WARM] == 1;
+  cell.slack_pages = (int32_t)(bits >> 32 & 7);
+  cell.new_max = 1 + (int32_t)(bits >> 40) % CELL_NEW;
+  return cell;
+}
+
+/* Workers that hold the longest prompt, by arithmetic. */
+struct references {
+  const struct exact_matrix *matrix;
+  struct quire_engine *engine[EXACT_MODELS_MAX][KV_FORMATS][COMPUTES];
+};
+
+static int32_t longest(const struct exact_matrix *matrix) {
+  int32_t length = 0;
+  for (int i = 0; i < matrix->length_count; i++) {
+    length = matrix->lengths[i] > length ? matrix->lengths[i] : length;
+  }
+  return length;
+}
+
+static struct quire_engine *reference_engine(struct references *references, const struct exact_cell *like) {
+  const struct exact_matrix *matrix = references->matrix;
+  int model = 0;
+  while (like->model != matrix->models[model]) {
+    model++;
+  }
+  struct quire_engine **engine = &references->engine[model][like->kv][like->compute == QUIRE_DTYPE_F32];
+  if (*engine == NULL) {
+    struct exact_cell cell = exact_cell_defaults(like->model, matrix->tokens, longest(matrix));
+    cell.compute = like->compute;
+    cell.kv = like->kv;
+    cell.mtp = true;
+    cell.isa = "portable";
+    int32_t ctx = cell.length + CELL_NEW;
+    *engine = exact_engine_open(&cell, ctx, 2 * ctx);
+    struct quire_engine_request request = exact_request(&cell);
+    exact_engine_run(*engine, &request, NULL);
+  }
+  return *engine;
+}
+
+static void check_cell(struct references *references, const struct exact_cell *cell, int number) {
+  struct exact_result expected = {0}, got = {0};
+  char what[EXACT_TEXT_BYTES], text[EXACT_TEXT_BYTES];
+  struct quire_engine *engine = reference_engine(references, cell);
+  struct quire_engine_request request = exact_request(cell);
+  exact_engine_run(engine, &request, &expected);
+  exact_cell_text(cell, what);
+  if (getenv("QUIRE_TEST_CELL") != NULL) {
+    printf("cell %d: %s\n", number, what);
+  }
+  exact_cell_run(cell, &got);
+  if (!exact_results_equal(&expected, &got, text)) {
+    fail_msg("cell %d (%s): %s", number, what, text);
+  }
+  exact_result_free(&expected);
+  exact_result_free(&got);
+}
+
+static double now_s(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void exact_matrix_run(const struct exact_matrix *matrix) {
+  uint64_t seed = test_seed(matrix->name);
+  const char *only = getenv("QUIRE_TEST_CELL");
+  current = matrix;
+  struct exact_cover cover = make_cover(matrix);
+  int(*rows)[EXACT_FACTORS_MAX] = calloc(EXACT_ROWS_MAX, sizeof *rows), impossible = 0;
+  assert_non_null(rows);
+  int covering = exact_cover_rows(&cover, seed, rows, EXACT_ROWS_MAX - matrix->random_cells, &impossible);
+  int count = covering;
+  uint64_t state = seed;
+  for (int i = 0; i < matrix->random_cells; i++) {
+    count += exact_cover_random(&cover, &state, rows[count]);
+  }
+  printf("%s: %d cells cover every pair of %d factors (%d pairs are impossible), %d random ones%s\n", matrix->name,
+         covering, FACTORS, impossible, count - covering,
+         has_avx512() ? "" : "; without avx512, which this machine lacks");
+  struct references references = {.matrix = matrix};
+  double start = now_s();
+  for (int i = 0; i < count; i++) {
+    uint64_t bits = exact_random(&state);
+    if (only == NULL || atoi(only) == i) {
+      struct exact_cell cell = make_cell(matrix, rows[i], bits);
+      check_cell(&references, &cell, i);
+    }
+  }
+  printf("%s: %.1f s\n", matrix->name, now_s() - start);
+  for (int i = 0; i < EXACT_MODELS_MAX * KV_FORMATS * COMPUTES; i++) {
+    quire_engine_destroy(references.engine[i / (KV_FORMATS * COMPUTES)][i / COMPUTES % KV_FORMATS][i % COMPUTES]);
+  }
+  free(rows);
+}
+
+/* Around pages (64), pages x ranks (128, 192, 256, 512), chunks (64, 100, 512) and the top-k (128). */
+static const int32_t tiny_lengths[] = {1,   2,   63,  64,  65,  99,  100, 101, 127, 128, 129,  191,
+                                       192, 193, 255, 256, 257, 384, 511, 512, 513, 640, 1025, 1100};
+
+void exact_matrix_tiny(const char *name, int random_cells) {
+  struct quire_tiny_options options = quire_tiny_defaults();
+  options.layers = 3;
+  options.heads = 4;
+  options.dtype = QUIRE_TINY_BF16;
+  struct exact_model bf16, fp8, glm;
+  exact_model_tiny(&bf16, &options);
+  options.dtype = QUIRE_TINY_FP8;
+  exact_model_tiny(&fp8, &options);
+  options = quire_tiny_glm();
+  options.layers = 4;
+  options.heads = 4;
+  options.indexers = "FSFS";
+  options.dtype = QUIRE_TINY_FP8;
+  exact_model_tiny(&glm, &options);
+  int32_t tokens[1100];
+  quire_tiny_tokens(11, 1100, tokens);
+  struct exact_matrix matrix = {
+      .name = name,
+      .models = {&bf16, &fp8, &glm},
+      .model_count = 3,
+      .lengths = tiny_lengths,
+      .length_count = (int)(sizeof tiny_lengths / sizeof tiny_lengths[0]),
+      .tokens = tokens,
+      .random_cells = random_cells,
+  };
+  exact_matrix_run(&matrix);
+  exact_model_close(&bf16);
+  exact_model_close(&fp8);
+  exact_model_close(&glm);
+}

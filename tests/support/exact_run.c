@@ -1,0 +1,264 @@
+#include "support/exact_run.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define WARM_TOKENS 150
+#define WARM_NEW 2
+#define SAMPLING_SEED 7
+
+static void expect_ok(enum quire_status status, const struct quire_error *error) {
+  if (status != QUIRE_OK) {
+    fail_msg("%s: %s: %s", quire_status_name(status), error->where, error->text);
+  }
+}
+
+struct exact_cell exact_cell_defaults(struct exact_model *model, const int32_t *tokens, int32_t length) {
+  return (struct exact_cell){
+      .model = model,
+      .compute = QUIRE_DTYPE_BF16,
+      .kv = QUIRE_KV_BF16,
+      .ranks = 1,
+      .split = QUIRE_SPLIT_ZIGZAG,
+      .sharing = QUIRE_SHARING_REPLICATED,
+      .view = QUIRE_VIEW_LOCAL,
+      .threads = 1,
+      .executor = "threads",
+      .isa = "auto",
+      .copy_mode = QUIRE_STREAM_THREAD,
+      .source = EXACT_COLD,
+      .tokens = tokens,
+      .length = length,
+  };
+}
+
+void exact_cell_text(const struct exact_cell *cell, char text_out[EXACT_TEXT_BYTES]) {
+  static const char *const sources[EXACT_SOURCES] = {"cold", "hit", "partial hit", "abandoned"};
+  static const char *const views[] = {"local", "gather", "peer"};
+  snprintf(text_out, EXACT_TEXT_BYTES,
+           "model %s compute %s kv %s%s%s mtp %s | ranks %d split %s kv %s view %s chunk %d executor %s threads %d isa %s "
+           "copies %s (seed %llu) debug %d | %s%s slack %d | length %d new %d temperature %g",
+           cell->model->dir, cell->compute == QUIRE_DTYPE_F32 ? "f32" : "bf16", quire_kv_format_name(cell->kv),
+           cell->hadamard ? " hadamard" : "", cell->any_scale ? " any scale" : "", cell->mtp ? "on" : "off", cell->ranks, cell->split == QUIRE_SPLIT_ZIGZAG ? "zigzag" : "interleave",
+           cell->sharing == QUIRE_SHARING_SHARED ? "shared" : "replicated", views[cell->view], cell->chunk,
+           cell->executor, cell->threads, cell->isa, cell->copy_mode == QUIRE_STREAM_DEFERRED ? "deferred" : "thread",
+           (unsigned long long)cell->copy_seed, cell->debug, cell->warm ? "warm " : "", sources[cell->source],
+           cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature);
+}
+
+struct quire_engine_config exact_engine_config(const struct exact_cell *cell, int32_t ctx_tokens,
+                                               int32_t cache_tokens) {
+  struct quire_engine_config config = {
+      .model = &cell->model->config,
+      .weights = exact_model_weights(cell->model, cell->compute, cell->mtp),
+      .options = quire_model_options_default(),
+      .ranks = cell->ranks,
+      .executor = cell->executor,
+      .split = cell->split,
+      .sharing = cell->sharing,
+      .view = cell->view,
+      .kv_format = cell->kv,
+      .chunk_tokens = cell->chunk > 0 ? cell->chunk : ctx_tokens,
+      .ctx_tokens = ctx_tokens,
+      .cache_tokens = cache_tokens,
+      .threads_per_rank = cell->threads,
+      .poison = true,
+      .copy_mode = cell->copy_mode,
+      .copy_seed = cell->copy_seed,
+      .debug_shared_kv = cell->debug,
+  };
+  struct quire_error error = {0};
+  config.options.compute = cell->compute;
+  config.options.hadamard = cell->hadamard;
+  config.options.scale_pow2 = !cell->any_scale;
+  expect_ok(quire_kernels_find(cell->isa, &config.kernels, &error), &error);
+  return config;
+}
+
+struct quire_engine *exact_engine_open(const struct exact_cell *cell, int32_t ctx_tokens, int32_t cache_tokens) {
+  struct quire_engine_config config = exact_engine_config(cell, ctx_tokens, cache_tokens);
+  struct quire_engine *engine = NULL;
+  struct quire_error error = {0};
+  expect_ok(quire_engine_create(quire_env_default(), &config, &engine, &error), &error);
+  return engine;
+}
+
+struct quire_engine_request exact_request(const struct exact_cell *cell) {
+  struct quire_engine_request request = {
+      .tokens = cell->tokens,
+      .count = cell->length,
+      .new_max = cell->new_max,
+      .sampling = {.temperature = cell->temperature, .top_p = 1.0f, .top_k = 0, .seed = SAMPLING_SEED},
+  };
+  return request;
+}
+
+void exact_engine_finish_steps(struct quire_engine *engine, struct exact_result *result) {
+  struct quire_engine_event event = {0};
+  struct quire_error error = {0};
+  result->drawn = 0;
+  do {
+    expect_ok(quire_engine_step(engine, &event, &error), &error);
+    if (event.kind == QUIRE_EVENT_TOKEN) {
+      assert_true(result->drawn < EXACT_NEW_MAX);
+      result->token[result->drawn] = event.token;
+      result->logprob[result->drawn++] = event.logprob;
+    }
+  } while (event.kind != QUIRE_EVENT_DONE);
+}
+
+void exact_engine_collect(struct quire_engine *engine, struct exact_result *result) {
+  const struct quire_parts *parts = quire_engine_parts_of(engine);
+  struct quire_error error = {0};
+  result->count = quire_engine_tokens(engine);
+  result->parts = parts->count;
+  for (int32_t i = 0; i < parts->count; i++) {
+    size_t bytes = (size_t)result->count * (size_t)parts->part[i].row_bytes;
+    result->row_bytes[i] = parts->part[i].row_bytes;
+    result->rows[i] = malloc(bytes > 0 ? bytes : 1);
+    assert_non_null(result->rows[i]);
+    expect_ok(quire_engine_read(engine, i, 0, result->count, result->rows[i], &error), &error);
+  }
+}
+
+void exact_engine_run(struct quire_engine *engine, const struct quire_engine_request *request,
+                      struct exact_result *result_out) {
+  struct exact_result result = {0};
+  struct quire_error error = {0};
+  expect_ok(quire_engine_start(engine, request, &result.hit, &error), &error);
+  exact_engine_finish_steps(engine, &result);
+  if (result_out != NULL) {
+    exact_engine_collect(engine, &result);
+    *result_out = result;
+  }
+  quire_engine_finish(engine);
+}
+
+void exact_engine_check_idle(struct quire_engine *engine) {
+  struct quire_error error = {0};
+  if (!quire_engine_check_laws(engine, &error)) {
+    fail_msg("%s: %s", error.where, error.text);
+  }
+  struct quire_cache_stats stats;
+  quire_cache_stats(quire_engine_cache(engine), &stats);
+  assert_int_equal(stats.refs, 0);
+  assert_int_equal(stats.filling, 0);
+  assert_int_equal(stats.requests, 0);
+  assert_int_equal(stats.lost, 0);
+  /* a page that waits for its poison is quarantined, and pinned by the command */
+  assert_int_equal(stats.free + stats.cached + stats.quarantined, stats.pages);
+}
+
+/* Runs what has to be in the cache; returns the hit the request must find. */
+static int32_t prepare(const struct exact_cell *cell, struct quire_engine *engine) {
+  int32_t longest = (cell->length - 1) / QUIRE_PAGE_TOKENS, shared = 0;
+  struct quire_engine_request request = exact_request(cell);
+  request.new_max = 0;
+  if (cell->source == EXACT_HIT) {
+    exact_engine_run(engine, &request, NULL);
+    shared = cell->length;
+  } else if (cell->source == EXACT_PARTIAL) {
+    int32_t *tokens = malloc((size_t)cell->length * sizeof *tokens);
+    assert_non_null(tokens);
+    shared = cell->length * 3 / 5;
+    for (int32_t i = 0; i < cell->length; i++) {
+      tokens[i] = i < shared ? cell->tokens[i] : cell->tokens[i] ^ 1;
+    }
+    request.tokens = tokens;
+    exact_engine_run(engine, &request, NULL);
+    free(tokens);
+  } else if (cell->source == EXACT_ABANDONED) {
+    struct quire_engine_event event = {0};
+    struct quire_error error = {0};
+    expect_ok(quire_engine_start(engine, &request, NULL, &error), &error);
+    for (int i = 0; i < 1 + cell->slack_pages % 2 && event.kind != QUIRE_EVENT_DONE; i++) {
+      expect_ok(quire_engine_step(engine, &event, &error), &error);
+    }
+    shared = event.prefilled;
+    quire_engine_finish(engine);
+  }
+  int32_t pages = shared / QUIRE_PAGE_TOKENS;
+  return (pages < longest ? pages : longest) * QUIRE_PAGE_TOKENS;
+}
+
+void exact_cell_run(const struct exact_cell *cell, struct exact_result *result_out) {
+  int32_t ctx =
+      cell->length + cell->new_max > WARM_TOKENS + WARM_NEW ? cell->length + cell->new_max : WARM_TOKENS + WARM_NEW;
+  int32_t cache = 2 * ctx + WARM_TOKENS + (cell->slack_pages + 4) * QUIRE_PAGE_TOKENS;
+  struct quire_engine *engine = exact_engine_open(cell, ctx, cache);
+  if (cell->warm) {
+    int32_t tokens[WARM_TOKENS];
+    quire_tiny_tokens(99, WARM_TOKENS, tokens);
+    struct exact_cell other = *cell;
+    other.tokens = tokens;
+    other.length = WARM_TOKENS;
+    other.new_max = WARM_NEW;
+    struct quire_engine_request request = exact_request(&other);
+    exact_engine_run(engine, &request, NULL);
+  }
+  int32_t hit = prepare(cell, engine);
+  struct quire_engine_request request = exact_request(cell);
+  exact_engine_run(engine, &request, result_out);
+  assert_int_equal(result_out->hit, hit);
+  exact_engine_check_idle(engine);
+  quire_engine_destroy(engine);
+}
+
+static bool rows_equal(const struct exact_result *reference, const struct exact_result *got, int32_t part,
+                       char text_out[EXACT_TEXT_BYTES]) {
+  if (reference->row_bytes[part] != got->row_bytes[part]) {
+    snprintf(text_out, EXACT_TEXT_BYTES, "part %d: %d bytes a row, not %d", part, got->row_bytes[part],
+             reference->row_bytes[part]);
+    return false;
+  }
+  int64_t bytes = (int64_t)got->count * got->row_bytes[part];
+  if (memcmp(reference->rows[part], got->rows[part], (size_t)bytes) == 0) {
+    return true;
+  }
+  int64_t first = 0, rows = 0;
+  while (reference->rows[part][first] == got->rows[part][first]) {
+    first++;
+  }
+  for (int32_t i = 0; i < got->count; i++) {
+    int64_t at = (int64_t)i * got->row_bytes[part];
+    rows += memcmp(reference->rows[part] + at, got->rows[part] + at, (size_t)got->row_bytes[part]) != 0;
+  }
+  snprintf(text_out, EXACT_TEXT_BYTES, "part %d: position %lld byte %lld is %02x, not %02x; %lld of %d rows differ",
+           part, (long long)(first / got->row_bytes[part]), (long long)(first % got->row_bytes[part]),
+           got->rows[part][first], reference->rows[part][first], (long long)rows, got->count);
+  return false;
+}
+
+bool exact_results_equal(const struct exact_result *reference, const struct exact_result *got,
+                         char text_out[EXACT_TEXT_BYTES]) {
+  if (got->drawn != reference->drawn || got->count != reference->count || got->parts > reference->parts) {
+    snprintf(text_out, EXACT_TEXT_BYTES, "%d tokens, %d rows, %d parts; expected %d, %d, %d", got->drawn, got->count,
+             got->parts, reference->drawn, reference->count, reference->parts);
+    return false;
+  }
+  for (int32_t part = 0; part < got->parts; part++) {
+    if (!rows_equal(reference, got, part, text_out)) {
+      return false;
+    }
+  }
+  for (int32_t i = 0; i < got->drawn; i++) {
+    if (got->token[i] != reference->token[i] || memcmp(&got->logprob[i], &reference->logprob[i], sizeof(float)) != 0) {
+      snprintf(text_out, EXACT_TEXT_BYTES, "token %d is %d (%a), expected %d (%a)", i, got->token[i],
+               (double)got->logprob[i], reference->token[i], (double)reference->logprob[i]);
+      return false;
+    }
+  }
+  return true;
+}
+
+void exact_result_free(struct exact_result *result) {
+  for (int32_t i = 0; i < result->parts; i++) {
+    free(result->rows[i]);
+  }
+  memset(result, 0, sizeof *result);
+}
