@@ -1,0 +1,139 @@
+#include <string.h>
+
+#include "base/assert.h"
+#include "engine/engine_private.h"
+
+int32_t quire_engine_tokens(const struct quire_engine *engine) {
+  return engine->active.phase == PHASE_NONE ? 0 : engine->active.paged;
+}
+
+/* A page of a part at the rank that sends it. */
+static uint8_t *page_at_sender(const struct quire_engine *engine, int32_t part, quire_page page) {
+  int32_t rank = quire_page_sender(&engine->geometry, page).v;
+  struct quire_bank *bank = quire_step_bank(engine->executor, rank);
+  uint8_t *base = quire_bank_page(bank, part, quire_page_local(&engine->geometry, page));
+  QUIRE_ASSERT(base != NULL);
+  return base;
+}
+
+enum quire_status quire_engine_read(const struct quire_engine *engine, int32_t part, int32_t begin, int32_t end,
+                                    uint8_t *rows_out, struct quire_error *error_out) {
+  if (part < 0 || part >= engine->parts.count || begin < 0 || end < begin || end > quire_engine_tokens(engine)) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "read",
+                           "part %d, positions %d to %d: there are %d parts and %d rows", part, begin, end,
+                           engine->parts.count, quire_engine_tokens(engine));
+  }
+  int32_t pages = 0;
+  const quire_page *table = quire_cache_request_pages(engine->cache, engine->active.handle, &pages);
+  const struct quire_part *p = &engine->parts.part[part];
+  uint8_t *out = rows_out;
+  for (int32_t position = begin; position < end; position++) {
+    const uint8_t *page = page_at_sender(engine, part, table[position / engine->geometry.page_tokens]);
+    int64_t row = position % engine->geometry.page_tokens;
+    for (int32_t i = 0; i < p->pieces; i++) {
+      memcpy(out, page + p->piece[i].offset + row * p->piece[i].row_bytes, (size_t)p->piece[i].row_bytes);
+      out += p->piece[i].row_bytes;
+    }
+  }
+  return QUIRE_OK;
+}
+
+int32_t quire_engine_rank_pages(const struct quire_engine *engine, int32_t rank) {
+  if (engine->active.phase == PHASE_NONE) {
+    return 0;
+  }
+  int32_t pages = 0, stored = 0;
+  const quire_page *table = quire_cache_request_pages(engine->cache, engine->active.handle, &pages);
+  int32_t used = quire_geometry_pages_of(&engine->geometry, engine->active.paged);
+  for (int32_t i = 0; i < used && i < pages; i++) {
+    stored += quire_page_stored_by(&engine->geometry, table[i], (quire_rank_id){rank}) ? 1 : 0;
+  }
+  return stored;
+}
+
+/* Opens the cached pages of a prompt; returns their number, 0 when nothing is cached (then no handle stays open). */
+static int32_t open_cached(struct quire_engine *engine, const int32_t *tokens, int32_t count,
+                           quire_cache_request *handle_out, const quire_page **table_out) {
+  struct quire_cache_fill fill = {tokens, count, 0, false};
+  if (quire_engine_begin(engine, &fill, handle_out, NULL) != QUIRE_OK) {
+    return 0;
+  }
+  int32_t pages = 0;
+  *table_out = quire_cache_request_pages(engine->cache, *handle_out, &pages);
+  int32_t cached = quire_cache_request_tokens(engine->cache, *handle_out) / engine->geometry.page_tokens;
+  if (cached == 0) {
+    quire_cache_request_release(engine->cache, *handle_out);
+  }
+  return cached;
+}
+
+/* Copies one part of a page over another's, on every rank that stores the target. */
+static void overwrite(struct quire_engine *engine, int32_t part, quire_page target, const uint8_t *bytes) {
+  for (int32_t r = 0; r < engine->geometry.ranks; r++) {
+    if (quire_page_stored_by(&engine->geometry, target, (quire_rank_id){r})) {
+      struct quire_bank *bank = quire_step_bank(engine->executor, r);
+      memcpy(quire_bank_page(bank, part, quire_page_local(&engine->geometry, target)), bytes,
+             (size_t)engine->parts.part[part].page_bytes);
+    }
+  }
+}
+
+/* Rotates one part's pages by shift, through a copy of them all. */
+static void rotate_part(struct quire_engine *engine, int32_t part, const quire_page *table, int32_t pages,
+                        int32_t shift, uint8_t *copy) {
+  int64_t bytes = engine->parts.part[part].page_bytes;
+  for (int32_t p = 0; p < pages; p++) {
+    memcpy(copy + p * bytes, page_at_sender(engine, part, table[p]), (size_t)bytes);
+  }
+  for (int32_t p = 0; p < pages; p++) {
+    overwrite(engine, part, table[p], copy + (p + shift) % pages * bytes);
+  }
+}
+
+int32_t quire_engine_mispair(struct quire_engine *engine, const int32_t *tokens, int32_t count, int32_t shift) {
+  quire_cache_request handle;
+  const quire_page *table = NULL;
+  int32_t pages = open_cached(engine, tokens, count, &handle, &table);
+  if (pages == 0) {
+    return 0;
+  }
+  size_t page_bytes = 0;
+  for (int32_t i = 0; i < engine->parts.count; i++) {
+    size_t bytes = (size_t)engine->parts.part[i].page_bytes;
+    page_bytes = bytes > page_bytes ? bytes : page_bytes;
+  }
+  uint8_t *copy = quire_env_zalloc(engine->env, (size_t)pages, page_bytes);
+  for (int32_t part = 0; copy != NULL && part < engine->parts.count; part++) {
+    if (engine->parts.part[part].kind == QUIRE_PART_INDEX_KEY) {
+      rotate_part(engine, part, table, pages, shift, copy);
+    }
+  }
+  quire_env_free(engine->env, copy, (size_t)pages, page_bytes);
+  quire_cache_request_release(engine->cache, handle);
+  return copy != NULL ? pages : 0;
+}
+
+int32_t quire_engine_replace(struct quire_engine *engine, const int32_t *tokens, int32_t count, const int32_t *others,
+                             int32_t others_count) {
+  quire_cache_request handle, other;
+  const quire_page *table = NULL, *from = NULL;
+  int32_t pages = open_cached(engine, tokens, count, &handle, &table);
+  int32_t other_pages = open_cached(engine, others, others_count, &other, &from);
+  int32_t both = pages < other_pages ? pages : other_pages;
+  for (int32_t part = 0; part < engine->parts.count; part++) {
+    for (int32_t p = 0; p < both; p++) {
+      overwrite(engine, part, table[p], page_at_sender(engine, part, from[p]));
+    }
+  }
+  if (pages > 0) {
+    quire_cache_request_release(engine->cache, handle);
+  }
+  if (other_pages > 0) {
+    quire_cache_request_release(engine->cache, other);
+  }
+  return both;
+}
+
+bool quire_engine_check_laws(const struct quire_engine *engine, struct quire_error *why_out) {
+  return quire_cache_check(engine->cache, why_out);
+}

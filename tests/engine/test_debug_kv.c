@@ -1,0 +1,122 @@
+// ctest: timeout=120
+/* --debug-shared-kv: quiet when all is well, and each of the three faults is found within one step of the one it was
+ * put into, by either executor; without the switch nothing is compared. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/exact_run.h"
+
+#define PROMPT 400
+#define CHUNK 128 /* whole pages: a swapped page then holds no poison that would give it away */
+
+static struct exact_model model;
+static int32_t tokens[PROMPT];
+
+static int open_model(void **unused) {
+  (void)unused;
+  struct quire_tiny_options options = quire_tiny_defaults();
+  options.layers = 2;
+  options.heads = 4;
+  options.dtype = QUIRE_TINY_FP8;
+  exact_model_tiny(&model, &options);
+  quire_tiny_tokens(41, PROMPT, tokens);
+  return 0;
+}
+
+static int close_model(void **unused) {
+  (void)unused;
+  exact_model_close(&model);
+  return 0;
+}
+
+/* Steps until the end or the first error; *steps_out counts steps that were begun. */
+static enum quire_status run(const struct exact_cell *cell, enum quire_view_fault fault, bool debug, int *steps_out,
+                             struct quire_error *error) {
+  struct quire_engine_config config = exact_engine_config(cell, PROMPT + 16, 1000);
+  config.debug_shared_kv = debug;
+  config.fault = fault;
+  config.fault_epoch = 2;
+  struct quire_engine *engine = NULL;
+  assert_int_equal(quire_engine_create(quire_env_default(), &config, &engine, error), QUIRE_OK);
+  struct quire_engine_request request = exact_request(cell);
+  struct quire_engine_event event = {0};
+  enum quire_status status = quire_engine_start(engine, &request, NULL, error);
+  for (*steps_out = 0; status == QUIRE_OK && event.kind != QUIRE_EVENT_DONE; ++*steps_out) {
+    status = quire_engine_step(engine, &event, error);
+  }
+  quire_engine_finish(engine);
+  quire_engine_destroy(engine);
+  return status;
+}
+
+static struct exact_cell shared_cell(enum quire_view_mode view, const char *executor) {
+  struct exact_cell cell = exact_cell_defaults(&model, tokens, PROMPT);
+  cell.ranks = 3;
+  cell.sharing = QUIRE_SHARING_SHARED;
+  cell.view = view;
+  cell.chunk = CHUNK;
+  cell.mtp = true;
+  cell.new_max = 3;
+  cell.executor = executor;
+  return cell;
+}
+
+static void each_fault_is_found(void **unused) {
+  (void)unused;
+  static const struct {
+    enum quire_view_fault fault;
+    const char *says;
+  } faults[] = {
+      {QUIRE_VIEW_FAULT_SKIP_FENCE, "without a fence behind it"},
+      {QUIRE_VIEW_FAULT_FOREIGN_WRITE, "not what its owner wrote"},
+      {QUIRE_VIEW_FAULT_SWAP_PAGES, "differs from the owner's page"},
+  };
+  static const char *const executors[] = {"threads", "proc"};
+  static const enum quire_view_mode views[] = {QUIRE_VIEW_PEER, QUIRE_VIEW_GATHER};
+  for (int i = 0; i < 3 * 2 * 2; i++) {
+    struct exact_cell cell = shared_cell(views[i / 3 % 2], executors[i / 6]);
+    struct quire_error error = {0};
+    int steps = 0;
+    enum quire_status status = run(&cell, faults[i % 3].fault, true, &steps, &error);
+    if (status != QUIRE_ERR_RANK || steps > 3 || strstr(error.text, faults[i % 3].says) == NULL ||
+        strstr(error.text, "rank") == NULL || strstr(error.text, "page") == NULL) {
+      fail_msg("fault %d: status %d after %d steps: %s", (int)faults[i % 3].fault, (int)status, steps, error.text);
+    }
+  }
+}
+
+static void all_is_quiet_without_a_fault(void **unused) {
+  (void)unused;
+  for (int i = 0; i < 2; i++) {
+    struct exact_cell cell = shared_cell(i == 0 ? QUIRE_VIEW_PEER : QUIRE_VIEW_GATHER, "threads");
+    struct quire_error error = {0};
+    int steps = 0;
+    if (run(&cell, QUIRE_VIEW_FAULT_NONE, true, &steps, &error) != QUIRE_OK) {
+      fail_msg("%s", error.text);
+    }
+  }
+}
+
+/* The write marks are always on; the comparisons are not: a swapped page goes unnoticed without the switch, which shows
+ * that it is the switch that finds it. */
+static void the_switch_finds_it(void **unused) {
+  (void)unused;
+  struct exact_cell cell = shared_cell(QUIRE_VIEW_PEER, "threads");
+  struct quire_error error = {0};
+  int steps = 0;
+  assert_int_equal(run(&cell, QUIRE_VIEW_FAULT_SWAP_PAGES, false, &steps, &error), QUIRE_OK);
+  assert_int_equal(run(&cell, QUIRE_VIEW_FAULT_SKIP_FENCE, false, &steps, &error), QUIRE_ERR_RANK);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(each_fault_is_found),
+      cmocka_unit_test(all_is_quiet_without_a_fault),
+      cmocka_unit_test(the_switch_finds_it),
+  };
+  return cmocka_run_group_tests(tests, open_model, close_model);
+}
