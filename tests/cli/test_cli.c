@@ -1,0 +1,353 @@
+// ctest: timeout=120 labels=quick
+/* The program as a user meets it: exit codes, one line that names the fault and the way out, answers on stdout only. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "support/tiny_model.h"
+
+#define OUTPUT_BYTES (1 << 16)
+
+static char model_dir[256], broken_dir[256];
+
+struct outcome {
+  int code;
+  char out[OUTPUT_BYTES], err[OUTPUT_BYTES];
+};
+
+static void read_all(const char *path, char *text) {
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  size_t bytes = fread(text, 1, OUTPUT_BYTES - 1, file);
+  text[bytes] = '\0';
+  fclose(file);
+}
+
+static struct outcome *quire(const char *arguments) {
+  static struct outcome outcome;
+  char command[4096], out[300], err[300];
+  snprintf(out, sizeof out, "%s/out", broken_dir);
+  snprintf(err, sizeof err, "%s/err", broken_dir);
+  snprintf(command, sizeof command, "'%s/bin/quire' %s >'%s' 2>'%s' </dev/null", QUIRE_BINARY_DIR, arguments, out, err);
+  int status = system(command);
+  assert_true(WIFEXITED(status));
+  outcome.code = WEXITSTATUS(status);
+  read_all(out, outcome.out);
+  read_all(err, outcome.err);
+  return &outcome;
+}
+
+static int lines(const char *text) {
+  int count = 0;
+  for (; *text != '\0'; text++) {
+    count += *text == '\n' ? 1 : 0;
+  }
+  return count;
+}
+
+/* %M stands for the good model, %B for a folder with a broken one. */
+static const struct {
+  const char *arguments, *names;
+} refusals[] = {
+    {"", "usage"},
+    {"fly", "unknown command"},
+    {"run", "--model"},
+    {"run --model %M", "prompt"},
+    {"run --model %M -p a --prompts b", "one of"},
+    {"run --model /nonexistent -p a", "config.json"},
+    {"run --model %M -p a --ranks 0", "ranks"},
+    {"run --model %M -p a --ranks 17", "ranks"},
+    {"run --model %M -p a --ranks two", "ranks"},
+    {"run --model %M -p a --ranks 2 --view local", "view"},
+    {"run --model %M -p a --ranks 2 --view gather --kv replicated", "view"},
+    {"run --model %M -p a --view sideways", "view"},
+    {"run --model %M -p a --chunk-tokens 0", "chunk-tokens"},
+    {"run --model %M -p a --isa sse9", "sse9"},
+    {"run --model %M -p a --kv-scales odd", "kv-scales"},
+    {"run --model %M -p a --rank 2", "ranks"},
+    {"run --model %M -p ''", "prompt"},
+    {"run --model %M --prompt-file /nonexistent", "/nonexistent"},
+    {"run --model %M --prompt-file %M", "%M"},
+    {"run --model %M -p abcdefgh --ctx-tokens 4", "ctx-tokens"},
+    {"run --model %M -p a --ctx-tokens 100 --cache-tokens 10", "cache-tokens"},
+    {"run --model %M -p a --config /nonexistent", "/nonexistent"},
+    {"run --model %B -p a", "config.json"},
+    {"run --model %M -p a --temperature nan", "temperature"},
+    {"run --model %M -p a -n -1", "new-tokens"},
+    {"bench", "name one of"},
+    {"bench prefill --model %M --poison", "--poison"},
+    {"eval --model %M", "heldout.txt"},
+};
+
+static void expand(const char *text, char *out) {
+  for (; *text != '\0'; text++) {
+    if (*text == '%' && (text[1] == 'M' || text[1] == 'B')) {
+      out += sprintf(out, "%s", text[1] == 'M' ? model_dir : broken_dir);
+      text++;
+    } else {
+      *out++ = *text;
+    }
+  }
+  *out = '\0';
+}
+
+static void test_refusals(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+    char arguments[1024], names[512];
+    expand(refusals[i].arguments, arguments);
+    expand(refusals[i].names, names);
+    struct outcome *outcome = quire(arguments);
+    if (outcome->code != 2 || strstr(outcome->err, names) == NULL || outcome->out[0] != '\0' ||
+        (strcmp(names, "usage") != 0 && lines(outcome->err) != 1)) {
+      fail_msg("quire %s: code %d, stdout \"%s\", stderr \"%s\" (should name %s)", arguments, outcome->code,
+               outcome->out, outcome->err, names);
+    }
+  }
+}
+
+static void test_answers(void **state) {
+  (void)state;
+  char arguments[1024], first[OUTPUT_BYTES];
+  expand("run --model %M -p 'a longer prompt' -n 8 -t 0 -q", arguments);
+  struct outcome *outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_string_equal(outcome->err, "");
+  strcpy(first, outcome->out);
+  expand("run --model %M -p 'a longer prompt' -n 8 -t 0 --ranks 3 --view gather --split interleave --verify",
+         arguments);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_string_equal(outcome->out, first);
+  assert_non_null(strstr(outcome->err, "same tokens and same KV bytes as one rank: yes"));
+  expand("run --model %M -p 'a longer prompt' -n 4 --ranks 2 --kv-format fp8 --hadamard --kv-scales any --verify",
+         arguments);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_non_null(strstr(outcome->err, "same tokens and same KV bytes as one rank: yes"));
+}
+
+/* Any bytes are a prompt; a second prompt finds the first one's pages. */
+static void test_prompt_files(void **state) {
+  (void)state;
+  char path[300], arguments[1024];
+  snprintf(path, sizeof path, "%s/prompt.bin", broken_dir);
+  FILE *file = fopen(path, "wb");
+  for (int i = 0; i < 300; i++) {
+    fputc((i * 37) & 0xff, file);
+  }
+  fclose(file);
+  snprintf(arguments, sizeof arguments, "run --model '%s' --prompt-file '%s' -n 2 --ranks 2 --verify", model_dir, path);
+  struct outcome *outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  snprintf(path, sizeof path, "%s/prompts.jsonl", broken_dir);
+  file = fopen(path, "wb");
+  for (int i = 0; i < 2; i++) {
+    fputs("{\"prompt\": \"", file);
+    for (int k = 0; k < 200; k++) {
+      fputc('a' + k % 26, file);
+    }
+    fputs(i == 0 ? "one\"}\n" : "two\"}\n", file);
+  }
+  fclose(file);
+  snprintf(arguments, sizeof arguments, "run --model '%s' --prompts '%s' -n 2 --ranks 2 --verify", model_dir, path);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_null(strstr(outcome->err, "and 0 found"));
+}
+
+static void test_insight(void **state) {
+  (void)state;
+  char arguments[1024];
+  expand("info --model %M --ranks 2", arguments);
+  struct outcome *outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  static const char *const wanted[] = {"parts table", "fingerprint", "numerics id", "memory plan", "refused together"};
+  for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+    assert_non_null(strstr(outcome->out, wanted[i]));
+  }
+  expand("info --model %M --hadamard --kv-scales any", arguments);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_non_null(strstr(outcome->out, "-had-anyscale"));
+  expand("check --model %M", arguments);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_non_null(strstr(outcome->out, ", 0 failed"));
+  static const char *const helps[] = {"help",         "run --help",  "info --help",
+                                      "check --help", "eval --help", "bench --help"};
+  for (size_t i = 0; i < sizeof helps / sizeof helps[0]; i++) {
+    outcome = quire(helps[i]);
+    assert_int_equal(outcome->code, 0);
+    assert_non_null(strstr(outcome->out, "usage"));
+  }
+}
+
+/* --- model folders that are damaged --- */
+
+#define FILE_BYTES_MAX (8 << 20)
+
+/* What is done to one file of a copy of the good model. `from` is replaced by `to`, everywhere in the file; NULL cuts
+ * the file to `size` bytes (negative: takes as many from its end; 0 removes it), or puts the 8 bytes of `to` in front. */
+struct damage {
+  const char *name, *file, *from, *to;
+  long size;
+  const char *names; /* what the line must say */
+};
+
+#define SHARD "model-00001-of-00003.safetensors"
+#define INDEX "model.safetensors.index.json"
+#define REMOVED 0
+
+static const struct damage damages[] = {
+    {"missing tensor", INDEX, "model.layers.0.input_layernorm", "model.layers.0.input_layernerm", 0,
+     "model.layers.0.input_layernerm.weight"},
+    {"unlisted tensor", SHARD, "model.layers.0.input_layernorm", "model.layers.0.input_layernerm", 0,
+     "model.layers.0.input_layernorm.weight"},
+    {"misshapen tensor", SHARD, "q_a_proj.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[128,256]",
+     "q_a_proj.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[256,128]", 0, "model.layers.0.self_attn.q_a_proj.weight"},
+    {"shape that is not its bytes", SHARD, "layers.0.input_layernorm.weight\":{\"dtype\":\"BF16\",\"shape\":[256]",
+     "layers.0.input_layernorm.weight\":{\"dtype\":\"BF16\",\"shape\":[255]", 0,
+     "model.layers.0.input_layernorm.weight"},
+    {"type we cannot use", SHARD, "model.layers.0.input_layernorm.weight\":{\"dtype\":\"BF16\"",
+     "model.layers.0.input_layernorm.weight\":{\"dtype\":\"F64_\"", 0, "model.layers.0.input_layernorm.weight"},
+    {"truncated data", SHARD, NULL, NULL, -100, SHARD},
+    {"truncated header", SHARD, NULL, NULL, 1000, SHARD},
+    {"seven bytes", SHARD, NULL, NULL, 7, SHARD},
+    {"header longer than the file", SHARD, NULL, "\x00\x00\x00\x01\x00\x00\x00\x00", 8, SHARD},
+    {"header of 2^63 bytes", SHARD, NULL, "\x00\x00\x00\x00\x00\x00\x00\x80", 8, SHARD},
+    {"header of no bytes", SHARD, NULL, "\x00\x00\x00\x00\x00\x00\x00\x00", 8, SHARD},
+    {"missing shard", SHARD, NULL, NULL, REMOVED, SHARD},
+    {"index cut off", INDEX, NULL, NULL, -10, INDEX},
+    {"index without a map", INDEX, "weight_map", "weight_mop", 0, "weight_map"},
+    {"shard outside the folder", INDEX, SHARD, "../other.safetensors", 0, INDEX},
+    {"missing index", INDEX, NULL, NULL, REMOVED, INDEX},
+    {"tokenizer cut off", "tokenizer.json", NULL, NULL, 2000, "tokenizer.json"},
+    {"tokenizer of another kind", "tokenizer.json", "\"BPE\"", "\"Unigram\"", 0, "tokenizer.json"},
+    {"missing tokenizer", "tokenizer.json", NULL, NULL, REMOVED, "tokenizer.json"},
+    {"config that is no JSON", "config.json", "\"model_type\"", "model_type", 0, "config.json"},
+    {"missing config", "config.json", NULL, NULL, REMOVED, "config.json"},
+    {"unknown model type", "config.json", "\"deepseek_v32\"", "\"gpt9\"", 0, "gpt9"},
+    {"unknown value", "config.json", "\"sigmoid\"", "\"softmax\"", 0, "scoring_func"},
+    {"unknown key", "config.json", "\"use_cache\"", "\"sliding_window_size\"", 0, "sliding_window_size"},
+    {"value out of range", "config.json", "\"kv_lora_rank\": 512", "\"kv_lora_rank\": 500", 0, "kv_lora_rank"},
+    {"value of another type", "config.json", "\"hidden_size\": 256", "\"hidden_size\": \"big\"", 0, "hidden_size"},
+    {"key missing", "config.json", "\"hidden_size\": 256,", "", 0, "hidden_size"},
+    {"config against tensors", "config.json", "\"num_attention_heads\": 8", "\"num_attention_heads\": 4", 0,
+     "model.layers.0.self_attn.q_b_proj.weight"},
+};
+
+static size_t replace_all(char *text, size_t bytes, const struct damage *damage) {
+  size_t from = strlen(damage->from), to = strlen(damage->to), count = 0;
+  for (size_t i = 0; i + from <= bytes; i++) {
+    if (memcmp(text + i, damage->from, from) == 0) {
+      assert_true(bytes + to - from <= FILE_BYTES_MAX);
+      memmove(text + i + to, text + i + from, bytes - i - from);
+      memcpy(text + i, damage->to, to);
+      bytes = bytes - from + to;
+      i += to > 0 ? to - 1 : 0;
+      count++;
+    }
+  }
+  if (count == 0) {
+    fail_msg("%s: %s has no \"%s\"", damage->name, damage->file, damage->from);
+  }
+  return bytes;
+}
+
+static void break_file(const char *dir, const struct damage *damage) {
+  char path[600];
+  snprintf(path, sizeof path, "%s/%s", dir, damage->file);
+  char *text = malloc(FILE_BYTES_MAX);
+  assert_non_null(text);
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  size_t bytes = fread(text, 1, FILE_BYTES_MAX, file);
+  fclose(file);
+  assert_int_equal(unlink(path), 0); /* it may be a link to the good one */
+  if (damage->from != NULL) {
+    bytes = replace_all(text, bytes, damage);
+  } else if (damage->to != NULL) {
+    memcpy(text, damage->to, 8);
+  } else {
+    bytes = damage->size < 0 ? bytes - (size_t)-damage->size : (size_t)damage->size;
+  }
+  if (bytes > 0) {
+    file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+  }
+  free(text);
+}
+
+static void test_damaged_models(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
+    const struct damage *damage = &damages[i];
+    char dir[300], command[1000];
+    snprintf(dir, sizeof dir, "%s/damaged", broken_dir);
+    snprintf(command, sizeof command, "rm -rf '%s' && mkdir '%s' && ln '%s'/* '%s'", dir, dir, model_dir, dir);
+    assert_int_equal(system(command), 0);
+    break_file(dir, damage);
+    static const char *const programs[] = {"run --model '%s' -p a -n 1", "check --model '%s'", "eval --model '%s'",
+                                           "info --model '%s'"};
+    /* every command reads a model in the same way: run on each, the others in turn */
+    for (size_t p = 0; p < 2; p++) {
+      char arguments[512];
+      snprintf(arguments, sizeof arguments, programs[p == 0 ? 0 : 1 + i % 3], dir);
+      struct outcome *outcome = quire(arguments);
+      if (outcome->code != 2 || strstr(outcome->err, damage->names) == NULL || lines(outcome->err) != 1 ||
+          (p == 0 && outcome->out[0] != '\0')) {
+        fail_msg("%s: quire %s: code %d, stdout \"%s\", stderr \"%s\" (should name %s)", damage->name, arguments,
+                 outcome->code, outcome->out, outcome->err, damage->names);
+      }
+    }
+  }
+}
+
+static int setup(void **state) {
+  (void)state;
+  snprintf(model_dir, sizeof model_dir, "/tmp/quire-cli-XXXXXX");
+  snprintf(broken_dir, sizeof broken_dir, "/tmp/quire-cli-XXXXXX");
+  if (mkdtemp(model_dir) == NULL || mkdtemp(broken_dir) == NULL) {
+    return 1;
+  }
+  struct quire_tiny_options options = quire_tiny_defaults();
+  options.dtype = QUIRE_TINY_FP8;
+  options.layers = 2;
+  char error[QUIRE_TINY_ERROR_BYTES];
+  if (!quire_tiny_write(model_dir, &options, error)) {
+    print_error("%s\n", error);
+    return 1;
+  }
+  char path[300];
+  snprintf(path, sizeof path, "%s/config.json", broken_dir);
+  FILE *file = fopen(path, "wb");
+  fputs("{\"model_type\": \"deepseek_v32\", \"hidden_size\": ", file);
+  return fclose(file);
+}
+
+static int teardown(void **state) {
+  (void)state;
+  char command[700];
+  snprintf(command, sizeof command, "rm -rf '%s' '%s'", model_dir, broken_dir);
+  return system(command);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_refusals), cmocka_unit_test(test_answers),        cmocka_unit_test(test_prompt_files),
+      cmocka_unit_test(test_insight),  cmocka_unit_test(test_damaged_models),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown);
+}
