@@ -1,0 +1,47 @@
+"""An installed libquire is enough: it is installed into a folder of its own, the example is compiled against it as its
+first comment says, with nothing but pkg-config, and runs; so does the Python package.
+
+Arguments: the source folder, the build folder, cmake, the C compiler."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+root, build, cmake, compiler = sys.argv[1:5]
+if not shutil.which("pkg-config"):
+    print("skipped: pkg-config is missing")
+    sys.exit(77)
+
+
+def run(*command, **named):
+    done = subprocess.run(command, capture_output=True, text=True, **named)
+    if done.returncode:
+        print(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(1)
+    return done.stdout
+
+
+def main():
+    with tempfile.TemporaryDirectory() as prefix:
+        run(cmake, "--install", build, "--prefix", prefix)
+        library = os.path.join(prefix, "lib")
+        environment = dict(os.environ, PKG_CONFIG_PATH=os.path.join(library, "pkgconfig"), LD_LIBRARY_PATH=library)
+        flags = run("pkg-config", "--cflags", "--libs", "quire", env=environment).split()
+        linked = [flag for flag in flags if flag.startswith("-l")]
+        assert linked == ["-lquire"], f"an embedder links libquire alone, not {linked}"
+        version = run("pkg-config", "--modversion", "quire", env=environment).strip()
+        source = os.path.join(root, "examples/embed.c")
+        for standard in ("-std=c17", "-std=gnu2x"):
+            program = os.path.join(prefix, "embed")
+            run(compiler, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program, *flags)
+            assert run(program, env=environment).endswith("done\n")
+        script = f"import quire; assert quire.version() == {version!r}, quire.version()"
+        environment["PYTHONPATH"] = os.path.join(root, "bindings/python")
+        environment["QUIRE_LIBRARY"] = os.path.join(library, "libquire.so")
+        run(sys.executable, "-B", "-c", script, env=environment)
+        print(f"quire {version}: {' '.join(flags)}")
+
+
+main()
