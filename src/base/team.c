@@ -2,12 +2,11 @@
  * `pending`; the last one changes `done` to the number of the run, on which the owner sleeps. */
 #include "base/team.h"
 
-#include <pthread.h>
 #include <stdbool.h>
-#include <string.h>
 
 #include "base/assert.h"
 #include "base/futex.h"
+#include "base/thread.h"
 
 struct member {
   struct quire_team *team;
@@ -70,11 +69,10 @@ enum quire_status quire_team_create(const struct quire_env *env, int threads, st
   quire_futex_declare(threads);
   for (int i = 1; i < threads; i++) {
     team->member[i] = (struct member){.team = team, .index = i};
-    int failed = pthread_create(&team->member[i].thread, NULL, member_main, &team->member[i]);
-    if (failed) {
+    if (!quire_thread_start(&team->member[i].thread, member_main, &team->member[i])) {
       quire_team_destroy(team);
-      return quire_error_set(error_out, QUIRE_ERR_MEMORY, "team", "cannot start thread %d of %d: %s; see ulimit -u",
-                             i + 1, threads, strerror(failed));
+      return quire_error_set(error_out, QUIRE_ERR_MEMORY, "team", "cannot start thread %d of %d; see ulimit -u and -v",
+                             i + 1, threads);
     }
     team->started = i;
   }

@@ -24,6 +24,7 @@
 #include "base/assert.h"
 #include "base/hash.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "device/device.h"
 #include "device/device_info.h"
 
@@ -261,7 +262,7 @@ static bool worker_start(struct quire_stream *stream) {
   if (pthread_cond_init(&stream->work, NULL) != 0) {
     return false;
   }
-  if (pthread_create(&stream->thread, NULL, worker_main, stream) != 0) {
+  if (!quire_thread_start(&stream->thread, worker_main, stream)) {
     (void)pthread_cond_destroy(&stream->work);
     return false;
   }
@@ -309,7 +310,8 @@ free_ring:
   quire_env_free(env, stream->ring, QUIRE_STREAM_QUEUE_ITEMS, sizeof *stream->ring);
 free_stream:
   quire_env_free(env, stream, 1, sizeof *stream);
-  return quire_error_set(error_out, QUIRE_ERR_MEMORY, "stream", "no memory for its queue, or no thread to run it");
+  return quire_error_set(error_out, QUIRE_ERR_MEMORY, "stream",
+                         "no memory for its queue, or no thread to run it; see ulimit -u and -v");
 }
 
 void quire_stream_destroy(struct quire_stream *stream) {

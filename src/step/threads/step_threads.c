@@ -1,9 +1,8 @@
 /* A thread per rank in one process. The controller hands a plan over by raising `posted`; each rank runs it and raises
  * `finished`. One mutex and two conditions: they are taken twice a step, and a sleeping rank costs the others nothing.
  */
-#include <pthread.h>
-
 #include "base/assert.h"
+#include "base/thread.h"
 #include "step/step_private.h"
 
 struct rank_thread {
@@ -63,8 +62,9 @@ static enum quire_status start_threads(struct threads_executor *x, struct quire_
     if (status != QUIRE_OK) {
       return status;
     }
-    if (pthread_create(&x->threads[r].thread, NULL, rank_main, &x->threads[r]) != 0) {
-      return quire_error_set(error_out, QUIRE_ERR_MEMORY, "step", "cannot start the thread of rank %d", r);
+    if (!quire_thread_start(&x->threads[r].thread, rank_main, &x->threads[r])) {
+      return quire_error_set(error_out, QUIRE_ERR_MEMORY, "step",
+                             "cannot start the thread of rank %d; see ulimit -u and -v", r);
     }
     x->threads_started++;
   }
