@@ -59,6 +59,12 @@ enum quire_status quire_file_map(const char *path, struct quire_mapping *mapping
   return QUIRE_OK;
 }
 
+void quire_file_sparse(const struct quire_mapping *mapping, bool sparse) {
+  if (mapping->bytes > 0) {
+    (void)madvise((void *)(uintptr_t)mapping->data, mapping->bytes, sparse ? MADV_RANDOM : MADV_NORMAL);
+  }
+}
+
 void quire_file_unmap(struct quire_mapping *mapping) {
   if (mapping->bytes) {
     munmap((void *)(uintptr_t)mapping->data, mapping->bytes);
@@ -90,6 +96,12 @@ enum quire_status quire_file_read(const struct quire_env *env, const char *path,
   enum quire_status status = open_regular(path, &fd, &bytes, error_out);
   if (status != QUIRE_OK) {
     return status;
+  }
+  char probe;
+  if (bytes == 0 && read(fd, &probe, 1) > 0) {
+    status =
+        quire_error_set(error_out, QUIRE_ERR_IO, path, "%s does not say its length; copy it to a plain file", path);
+    goto close_file;
   }
   if (bytes > limit) {
     status = quire_error_set(error_out, QUIRE_ERR_ARGUMENT, path, "%s has %zu bytes; at most %zu are accepted here",

@@ -6,6 +6,7 @@
 #ifndef QUIRE_BASE_FILE_H
 #define QUIRE_BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,8 @@ struct quire_mapping {
 /* Maps a regular file read only; the file descriptor is closed again. Owned by the caller until quire_file_unmap. */
 enum quire_status quire_file_map(const char *path, struct quire_mapping *mapping_out, struct quire_error *error_out);
 void quire_file_unmap(struct quire_mapping *mapping);
+/* A hint: reads will be few and scattered (true), or as usual. */
+void quire_file_sparse(const struct quire_mapping *mapping, bool sparse);
 
 /* A file's bytes followed by one NUL that is not counted. */
 struct quire_file_text {

@@ -336,6 +336,8 @@ static void select_positions(struct layer_run *run) {
                                      m->index_heads * QUIRE_INDEX_DIM, run->batch});
     show(f, (struct quire_tap_value){QUIRE_TAP_INDEX_W, run->flat, f->index_w, QUIRE_DTYPE_F32, rows, m->index_heads,
                                      run->batch});
+    quire_view_check_finite(run->view, run->model, f->index_q, m->index_heads * QUIRE_INDEX_DIM);
+    quire_view_check_finite(run->view, run->model, f->index_w, m->index_heads);
     quire_view_select(run->view, run->model, run->layer, f->index_q, f->index_w, m->index_weight_scale);
   }
   show(f, (struct quire_tap_value){QUIRE_TAP_COUNTS, run->flat, (void *)(uintptr_t)quire_view_counts(run->view),
@@ -404,9 +406,13 @@ static void dense_mlp(struct quire_forward *f, int32_t rows, const struct quire_
   add_out(f, rows);
 }
 
-static void moe_mlp(struct quire_forward *f, int32_t rows, const struct quire_layer_weights *w) {
+static void moe_mlp(const struct layer_run *run) {
+  struct quire_forward *f = run->f;
+  const struct quire_layer_weights *w = run->w;
+  int32_t rows = run->batch->m;
   const struct quire_model_config *m = f->config.model;
   project(f, rows, f->normed, QUIRE_DTYPE_F32, &w->router, f->route_logits);
+  quire_view_check_finite(run->view, run->model, f->route_logits, m->experts);
   struct quire_route route = {
       .logits = f->route_logits,
       .bias = w->router_bias,
@@ -458,7 +464,7 @@ static enum quire_status run_layer(struct layer_run *run, struct quire_error *er
   attend(run);
   norm_both(f, rows, run->w->post_norm);
   if (run->w->moe) {
-    moe_mlp(f, rows, run->w);
+    moe_mlp(run);
   } else {
     dense_mlp(f, rows, &run->w->mlp);
   }

@@ -54,6 +54,13 @@ static const struct {
 };
 #define TYPES ((int)(sizeof types / sizeof types[0]))
 
+void quire_safetensors_sparse(const struct quire_safetensors *tensors, bool sparse) {
+  QUIRE_ASSERT(tensors != NULL);
+  for (int32_t i = 0; i < tensors->shard_count && !tensors->adopted; i++) {
+    quire_file_sparse(&tensors->shards[i].mapping, sparse);
+  }
+}
+
 int32_t quire_tensor_type_bytes(enum quire_tensor_type type) {
   QUIRE_ASSERT((int)type >= 0 && (int)type < TYPES);
   return types[type].bytes;

@@ -13,6 +13,7 @@
 #ifndef QUIRE_MODEL_SAFETENSORS_H
 #define QUIRE_MODEL_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -63,6 +64,8 @@ const struct quire_tensor *quire_safetensors_find(const struct quire_safetensors
 int32_t quire_safetensors_count(const struct quire_safetensors *tensors);
 /* By number, 0 to count - 1: files by name, within a file by offset (the order does not depend on the header's). */
 const struct quire_tensor *quire_safetensors_at(const struct quire_safetensors *tensors, int32_t index);
+/* What follows reads little here and there (true), so that the system does not read ahead; false is as after open. */
+void quire_safetensors_sparse(const struct quire_safetensors *tensors, bool sparse);
 /* Bytes of all files. */
 size_t quire_safetensors_bytes(const struct quire_safetensors *tensors);
 

@@ -182,6 +182,11 @@ static const float *vector(struct loader *l, const char *suffix, int32_t n) {
   float *copy = copy_alloc(l, (size_t)n * sizeof *copy);
   for (int32_t i = 0; copy && i < n; i++) {
     copy[i] = stored_value(tensor, i);
+    if (!(copy[i] - copy[i] == 0)) {
+      fail(l, QUIRE_ERR_CORRUPT, "tensor %.160s holds a value that is not finite, at %d; restore the checkpoint",
+           tensor->name, i);
+      return NULL;
+    }
   }
   return copy;
 }
@@ -202,6 +207,15 @@ static const struct quire_tensor *scales(struct loader *l, const char *suffix, i
   if (scale->type != QUIRE_TENSOR_F32) {
     fail_type(l, scale, "F32");
     return NULL;
+  }
+  for (int32_t i = 0; i < blocks_of(n) * blocks_of(k); i++) {
+    float value = stored_value(scale, i);
+    if (!(value > 0 && value - value == 0)) {
+      fail(l, QUIRE_ERR_CORRUPT,
+           "tensor %.160s holds a scale that is not positive and finite, at %d; restore the checkpoint", scale->name,
+           i);
+      return NULL;
+    }
   }
   return scale;
 }
@@ -576,11 +590,13 @@ void quire_model_identity(const struct quire_model_config *config, const struct 
   QUIRE_ASSERT(config && tensors && digest_out);
   /* digests of tensors are added up, so that neither their order nor the files they lie in matter */
   struct quire_hash128 parts[2] = {config_hash(config), {0, 0}};
+  quire_safetensors_sparse(tensors, true);
   for (int32_t i = 0; i < quire_safetensors_count(tensors); i++) {
     struct quire_hash128 hash = tensor_hash(quire_safetensors_at(tensors, i));
     parts[1].low += hash.low;
     parts[1].high += hash.high;
   }
+  quire_safetensors_sparse(tensors, false);
   struct quire_hash128 identity = quire_hash128(parts, sizeof parts, 0);
   digest_out[0] = identity.low;
   digest_out[1] = identity.high;

@@ -320,7 +320,7 @@ static void report_nonfinite(struct quire_rank *r) {
   for (int draft = 0; draft < 2; draft++) {
     const struct quire_view_batch *batch = draft ? quire_view_draft_batch(r->view) : quire_view_target_batch(r->view);
     const int32_t *flags = quire_view_nonfinite(r->view, draft ? QUIRE_PART_DRAFT : QUIRE_PART_TARGET);
-    for (int32_t i = 0; i < batch->puts; i++) {
+    for (int32_t i = 0; i < batch->m; i++) {
       quire_step_ack_results(r->ack)[batch->entries[i]].nonfinite |= flags[i];
     }
   }

@@ -162,7 +162,10 @@ void quire_view_attend(struct quire_view *view, const struct quire_view_attend *
 const int32_t *quire_view_indices(const struct quire_view *view);
 const int32_t *quire_view_counts(const struct quire_view *view);
 
-/* 1 for each row of the batch whose KV was not finite in this step; [puts] of the target batch, then of the draft. */
+/* Other values a row's result depends on, f32 [m, n]: what holds one that is not finite is reported like KV that is not. */
+void quire_view_check_finite(struct quire_view *view, enum quire_part_model model, const float *x, int32_t n);
+
+/* 1 for each row of the batch that was not finite in this step, [m] of the target batch or of the draft. */
 const int32_t *quire_view_nonfinite(const struct quire_view *view, enum quire_part_model model);
 
 /* Ends the step: waits for the rank's own copies, then for every rank. QUIRE_ERR_ABORTED, or QUIRE_ERR_RANK when

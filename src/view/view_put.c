@@ -139,6 +139,11 @@ static void check_finite(struct quire_view *view, struct quire_view_rows *rows, 
   }
 }
 
+void quire_view_check_finite(struct quire_view *view, enum quire_part_model model, const float *x, int32_t n) {
+  struct quire_view_rows *rows = model == QUIRE_PART_DRAFT ? &view->draft : &view->target;
+  view->links.kernels->finite(view->stream, (struct quire_finite){x, rows->nonfinite, rows->batch.m, n, n});
+}
+
 static void quantise(struct quire_view *view, const struct quire_view_rows *rows, const struct quire_view_put *put,
                      uint8_t *slot) {
   enum quire_kv_format format = view->config.parts->format;

@@ -425,7 +425,7 @@ static void free_checkpoint(struct checkpoint *c, struct quire_safetensors *tens
 
 #define L1 "model.layers.1."
 
-enum edit { DROP, TRANSPOSE, FLATTEN, RETYPE, RENAME };
+enum edit { DROP, TRANSPOSE, FILL, FLATTEN, RETYPE, RENAME };
 
 static const struct refused_checkpoint {
   enum edit edit;
@@ -459,7 +459,13 @@ static const struct refused_checkpoint {
      QUIRE_ERR_UNSUPPORTED,
      {"gate_up_proj", "one tensor an expert"}},
     {RENAME, L1 "mlp.experts.0.down_proj.weight", L1 "mlp.experts.down_proj", QUIRE_ERR_UNSUPPORTED, {"down_proj"}},
+    {FILL, L1 "self_attn.q_a_proj.weight_scale_inv", "0", QUIRE_ERR_CORRUPT, {"scale_inv", "not positive", "at 0"}},
+    {FILL, L1 "self_attn.o_proj.weight_scale_inv", "255", QUIRE_ERR_CORRUPT, {"scale_inv", "not positive"}},
+    {FILL, L1 "self_attn.kv_a_layernorm.weight", "255", QUIRE_ERR_CORRUPT, {"kv_a_layernorm", "not finite"}},
+    {FILL, L1 "mlp.gate.e_score_correction_bias", "255", QUIRE_ERR_CORRUPT, {"e_score", "not finite"}},
 };
+
+static uint8_t fill_bytes[4096];
 
 static void apply(struct checkpoint *c, const struct refused_checkpoint *edit) {
   struct entry *e = entry_of(c, edit->name);
@@ -471,6 +477,11 @@ static void apply(struct checkpoint *c, const struct refused_checkpoint *edit) {
   case TRANSPOSE:
     e->shape[0] = e->shape[1];
     e->shape[1] = first;
+    break;
+  case FILL: /* every byte; 255 makes NaN of any type */
+    memset(fill_bytes, atoi(edit->argument), sizeof fill_bytes);
+    assert_true(e->bytes <= sizeof fill_bytes);
+    e->data = fill_bytes;
     break;
   case FLATTEN:
     e->shape[0] *= e->shape[1];
@@ -588,6 +599,10 @@ static void test_misaligned(void **state) {
 static void test_blocks_across_heads(void **state) {
   (void)state;
   static uint8_t zeros[2 << 20];
+  static float ones[8];
+  for (int i = 0; i < 8; i++) {
+    ones[i] = 1.0f;
+  }
   struct model model = make_model(small(QUIRE_TINY_FP8));
   struct checkpoint *c = copy_of(&model);
   model.config.nope_dim = 192;
@@ -609,8 +624,8 @@ static void test_blocks_across_heads(void **state) {
       e->shape[0] = changed[i].n;
       e->shape[1] = changed[i].k;
       e->bytes = (size_t)(changed[i].n * changed[i].k) * changed[i].element;
-      e->data = zeros;
-      assert_true(e->bytes <= sizeof zeros);
+      e->data = changed[i].element == 4 ? (const void *)ones : zeros;
+      assert_true(e->bytes <= (changed[i].element == 4 ? sizeof ones : sizeof zeros));
     }
   }
   struct model changed = model;
