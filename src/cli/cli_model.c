@@ -110,9 +110,14 @@ enum quire_status cli_engine_config(const struct cli_worker *worker, const struc
     return status;
   }
   int64_t ctx = worker->ctx_tokens > 0 ? worker->ctx_tokens : ctx_tokens;
+  if (ctx < ctx_tokens) {
+    return quire_error_set(error_out, QUIRE_ERR_REQUEST, "--ctx-tokens",
+                           "%lld do not hold the longest request, which has %lld tokens with its answer",
+                           (long long)ctx, (long long)ctx_tokens);
+  }
   int64_t cache = worker->cache_tokens > 0 ? worker->cache_tokens : 2 * ctx + QUIRE_PAGE_TOKENS;
   if (ctx > model->config.positions) {
-    return quire_error_set(error_out, QUIRE_ERR_REQUEST, "prompt",
+    return quire_error_set(error_out, QUIRE_ERR_REQUEST, worker->ctx_tokens > 0 ? "--ctx-tokens" : "prompt",
                            "%lld tokens, answer included, are more than the model's %d positions", (long long)ctx,
                            model->config.positions);
   }

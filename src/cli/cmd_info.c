@@ -83,6 +83,11 @@ static void print_memory(const struct quire_engine_config *config, const struct 
   printf("                %12lld gather scratch\n", (long long)rank->view.gather);
   printf("                %12lld selection lists and scratch\n", (long long)rank->view.scratch);
   printf("                %12lld activations and logits\n", (long long)rank->forward);
+  struct quire_device_info info;
+  quire_device_describe(&info);
+  int64_t total = quire_engine_memory_total(config, memory);
+  printf("  in all        %12lld%s\n", (long long)total,
+         total > info.available_bytes ? "   MORE THAN THIS MACHINE HAS AVAILABLE" : "");
 }
 
 static void print_support(void) {

@@ -140,13 +140,13 @@ static enum quire_status add_prompt(const struct cli_model *model, struct prompt
 }
 
 static enum quire_status add_json_line(const struct cli_model *model, struct prompt_list *list, const char *line,
-                                       size_t bytes, struct quire_error *error_out) {
+                                       size_t bytes, int32_t number, struct quire_error *error_out) {
   json_t *root = json_loadb(line, bytes, JSON_ALLOW_NUL, NULL);
   json_t *prompt = json_object_get(root, "prompt");
   enum quire_status status;
   if (!json_is_string(prompt)) {
     status = quire_error_set(error_out, QUIRE_ERR_CORRUPT, "--prompts",
-                             "line %d is not an object with a \"prompt\" text", list->count + 1);
+                             "line %d is not an object with a \"prompt\" text", number);
   } else {
     status = add_prompt(model, list, json_string_value(prompt), json_string_length(prompt), error_out);
   }
@@ -163,11 +163,13 @@ static enum quire_status add_lines(const struct cli_model *model, struct prompt_
   }
   size_t length = strlen(path);
   bool json = length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
+  int32_t number = 0;
   for (size_t at = 0; status == QUIRE_OK && at < text.bytes;) {
+    number++;
     const char *end = memchr(text.data + at, '\n', text.bytes - at);
     size_t bytes = end != NULL ? (size_t)(end - text.data) - at : text.bytes - at;
     if (bytes > 0) {
-      status = json ? add_json_line(model, list, text.data + at, bytes, error_out)
+      status = json ? add_json_line(model, list, text.data + at, bytes, number, error_out)
                     : add_prompt(model, list, text.data + at, bytes, error_out);
     }
     at += bytes + 1;
@@ -373,6 +375,12 @@ static int run_all(const struct cli_worker *worker, const struct run_options *ru
   }
   if (status == QUIRE_OK) {
     status = run_pass(&context, &config, true, &result, &error);
+  }
+  if (status == QUIRE_OK && worker->fault != QUIRE_VIEW_FAULT_NONE) {
+    status = quire_error_set(&error, QUIRE_ERR_STATE, "--debug-fault",
+                             "was not found: without --debug-shared-kv some are not looked for, and at step %lld there "
+                             "may have been nothing to act on",
+                             (long long)worker->fault_step);
   }
   if (status == QUIRE_OK && !run->quiet) {
     print_summary(&config, &result);

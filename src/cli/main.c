@@ -26,6 +26,15 @@ static void usage(FILE *out) {
   fprintf(out, "  %-8s %s\n\nquire COMMAND --help lists the options of a command.\n", "version", "print the version");
 }
 
+/* The exit code, or a failure when what was printed did not arrive. */
+static int written(int code) {
+  if (fflush(stdout) == 0 && ferror(stdout) == 0) {
+    return code;
+  }
+  fprintf(stderr, "quire: standard output: cannot be written; is the disk full, or the reader gone?\n");
+  return code != CLI_EXIT_OK ? code : CLI_EXIT_USAGE;
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) {
     usage(stderr);
@@ -33,16 +42,16 @@ int main(int argc, char **argv) {
   }
   for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
     if (strcmp(argv[1], commands[i].name) == 0) {
-      return commands[i].run(argc - 2, argv + 2);
+      return written(commands[i].run(argc - 2, argv + 2));
     }
   }
   if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0) {
     printf("quire %s\n", quire_version());
-    return CLI_EXIT_OK;
+    return written(CLI_EXIT_OK);
   }
   if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
     usage(stdout);
-    return CLI_EXIT_OK;
+    return written(CLI_EXIT_OK);
   }
   fprintf(stderr, "quire: unknown command \"%s\"; quire help lists them\n", argv[1]);
   return CLI_EXIT_USAGE;

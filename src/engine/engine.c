@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "device/device_info.h"
 #include "engine/engine_private.h"
 #include "layout/fingerprint.h"
 #include "layout/split.h"
@@ -118,6 +119,27 @@ enum quire_status quire_engine_plan(const struct quire_engine_config *config, st
   return QUIRE_OK;
 }
 
+int64_t quire_engine_memory_total(const struct quire_engine_config *config, const struct quire_engine_memory *memory) {
+  const struct quire_step_memory *rank = &memory->rank;
+  return config->ranks * (rank->pages + rank->view.exchange + rank->view.local + rank->view.gather +
+                          rank->view.scratch + rank->forward);
+}
+
+/* Memory is touched as it is reserved: what is not there would end the process in the middle of it. */
+static enum quire_status check_memory(const struct quire_engine_config *config,
+                                      const struct quire_engine_memory *memory, struct quire_error *error_out) {
+  struct quire_device_info info;
+  quire_device_describe(&info);
+  int64_t total = quire_engine_memory_total(config, memory);
+  if (info.available_bytes > 0 && total > info.available_bytes) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "cache-tokens",
+                           "the memory plan of %d ranks needs %.1f GiB, %.1f GiB are available; lower cache-tokens, "
+                           "ctx-tokens or ranks",
+                           config->ranks, (double)total / (1 << 30), (double)info.available_bytes / (1 << 30));
+  }
+  return QUIRE_OK;
+}
+
 static enum quire_status create_parts(struct quire_engine *engine, struct quire_error *error_out) {
   struct quire_cache_config cache = {
       .geometry = engine->geometry,
@@ -148,6 +170,9 @@ enum quire_status quire_engine_create(const struct quire_env *env, const struct 
                                       struct quire_engine **engine_out, struct quire_error *error_out) {
   struct quire_engine_memory memory;
   enum quire_status status = quire_engine_plan(config, &memory, error_out);
+  if (status == QUIRE_OK) {
+    status = check_memory(config, &memory, error_out);
+  }
   if (status != QUIRE_OK) {
     return status;
   }

@@ -102,6 +102,10 @@ struct quire_hash128 quire_engine_fingerprint(const struct quire_engine_config *
 enum quire_status quire_engine_plan(const struct quire_engine_config *config, struct quire_engine_memory *memory_out,
                                     struct quire_error *error_out);
 
+/* Bytes of all ranks together. */
+int64_t quire_engine_memory_total(const struct quire_engine_config *config, const struct quire_engine_memory *memory);
+
+/* QUIRE_ERR_ARGUMENT when the machine has less memory available than the plan needs. */
 enum quire_status quire_engine_create(const struct quire_env *env, const struct quire_engine_config *config,
                                       struct quire_engine **engine_out, struct quire_error *error_out);
 void quire_engine_destroy(struct quire_engine *engine);

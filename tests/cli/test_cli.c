@@ -78,7 +78,7 @@ static const struct {
     {"run --model %M --prompt-file /nonexistent", "/nonexistent"},
     {"run --model %M --prompt-file %M", "%M"},
     {"run --model %M -p abcdefgh --ctx-tokens 4", "ctx-tokens"},
-    {"run --model %M -p a --ctx-tokens 100 --cache-tokens 10", "cache-tokens"},
+    {"run --model %M -p a -n 4 --ctx-tokens 100 --cache-tokens 10", "cache-tokens"},
     {"run --model %M -p a --config /nonexistent", "/nonexistent"},
     {"run --model %B -p a", "config.json"},
     {"run --model %M -p a --temperature nan", "temperature"},
@@ -242,8 +242,8 @@ static const struct damage damages[] = {
     {"value out of range", "config.json", "\"kv_lora_rank\": 512", "\"kv_lora_rank\": 500", 0, "kv_lora_rank"},
     {"value of another type", "config.json", "\"hidden_size\": 256", "\"hidden_size\": \"big\"", 0, "hidden_size"},
     {"key missing", "config.json", "\"hidden_size\": 256,", "", 0, "hidden_size"},
-    {"config against tensors", "config.json", "\"num_attention_heads\": 8", "\"num_attention_heads\": 4", 0,
-     "model.layers.0.self_attn.q_b_proj.weight"},
+    {"config against tensors", "config.json", "\"q_lora_rank\": 128", "\"q_lora_rank\": 256", 0,
+     "model.layers.0.self_attn.q_a_proj.weight"},
 };
 
 static size_t replace_all(char *text, size_t bytes, const struct damage *damage) {
@@ -294,7 +294,7 @@ static void test_damaged_models(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
     const struct damage *damage = &damages[i];
-    char dir[300], command[1000];
+    char dir[300], command[1500];
     snprintf(dir, sizeof dir, "%s/damaged", broken_dir);
     snprintf(command, sizeof command, "rm -rf '%s' && mkdir '%s' && ln '%s'/* '%s'", dir, dir, model_dir, dir);
     assert_int_equal(system(command), 0);

@@ -452,6 +452,16 @@ static void a_plan_that_contradicts_itself_is_refused(void **unused) {
   run_step(&pair, &entry);
   expect_refused(&pair, "prefill");
   close_pair(&pair);
+  open_pair(&pair);
+  entry = prefill_of(0, 4, -1, -1);
+  run_good_step(&pair, &entry);
+  entry = decode_of(4, 4, 0);
+  entry.commit_rank = 0;
+  entry.commit_begin = 4;
+  entry.commit_end = 1000000;
+  run_step(&pair, &entry);
+  expect_refused(&pair, "commit");
+  close_pair(&pair);
 }
 
 static void modes_and_sharing(void **unused) {
