@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bank/bank.h"
 #include "base/rng.h"
 #include "cli/cli.h"
+#include "layout/bundle.h"
 #include "layout/split.h"
 
 #define CHECK_TOKENS 333
@@ -109,6 +111,54 @@ static bool kernels_agree(void) {
   return same && tables > 0;
 }
 
+/* Waits for one command; false when it failed. */
+static bool command_done(struct quire_bank *bank, const struct quire_command *command,
+                         struct quire_hash128 *digest_out) {
+  struct quire_ack ack;
+  if (quire_bank_submit(bank, command, NULL) != QUIRE_OK) {
+    return false;
+  }
+  quire_bank_drain(bank);
+  *digest_out = (quire_bank_poll(bank, &ack, 1) == 1) ? ack.digest : (struct quire_hash128){0};
+  return ack.status == QUIRE_OK;
+}
+
+/* A page goes to host memory as a bundle and comes back into another page: same digest, and one flipped byte is seen. */
+static bool bundles_hold(void) {
+  static struct quire_parts parts;
+  struct quire_bundle_layout layout;
+  struct quire_bank *bank = NULL;
+  if (!quire_parts_build(&parts, QUIRE_KV_FP8, QUIRE_PAGE_TOKENS, 2, NULL, 1)) {
+    return false;
+  }
+  quire_bundle_layout_of(&parts, &layout);
+  struct quire_bank_config config = {.geometry = {QUIRE_PAGE_TOKENS, 1, 1, 2},
+                                     .parts = &parts,
+                                     .queue_commands = 4,
+                                     .stream_mode = QUIRE_STREAM_INLINE};
+  uint8_t *host = aligned_alloc(4096, (size_t)layout.bytes);
+  bool good = host != NULL && quire_bank_create(quire_env_default(), &config, &bank, NULL) == QUIRE_OK &&
+              quire_bank_allocate(bank, NULL) == QUIRE_OK && quire_bank_connect(&bank, 1, NULL, NULL) == QUIRE_OK &&
+              quire_bank_host(bank, host, layout.bytes, NULL) == QUIRE_OK;
+  for (int32_t part = 0; good && part < parts.count; part++) {
+    memset(quire_bank_page(bank, part, (quire_local_page){0}), part + 1, (size_t)parts.part[part].page_bytes);
+  }
+  struct quire_command command = {
+      .op = 1, .kind = QUIRE_COMMAND_PACK, .ranks = 1, .target = {QUIRE_PAGE_NONE}, .valid_tokens = 50};
+  struct quire_hash128 packed = {0}, unpacked = {0}, ignored;
+  good = good && command_done(bank, &command, &packed);
+  command.kind = QUIRE_COMMAND_UNPACK;
+  command.page.v = 1;
+  good = good && command_done(bank, &command, &unpacked) && quire_hash128_equal(packed, unpacked);
+  if (good) {
+    host[layout.part_offset[1]] ^= 1;
+    good = !command_done(bank, &command, &ignored);
+  }
+  quire_bank_destroy(bank);
+  free(host);
+  return good;
+}
+
 struct outcome {
   struct quire_hash128 kv;
   int32_t tokens[CHECK_NEW_TOKENS];
@@ -151,14 +201,19 @@ static void check_model(const struct cli_model *model, const struct quire_engine
     enum quire_sharing sharing;
     enum quire_view_mode view;
     enum quire_split split;
+    const char *executor, *kernels; /* NULL: as the worker's options say */
   } cells[] = {
-      {"one rank keeps the cache's laws", 1, QUIRE_SHARING_SHARED, QUIRE_VIEW_LOCAL, QUIRE_SPLIT_ZIGZAG},
+      {"one rank keeps the cache's laws", 1, QUIRE_SHARING_SHARED, QUIRE_VIEW_LOCAL, QUIRE_SPLIT_ZIGZAG, NULL, NULL},
       {"2 ranks, shared, peer, zigzag: same tokens and KV bytes", 2, QUIRE_SHARING_SHARED, QUIRE_VIEW_PEER,
-       QUIRE_SPLIT_ZIGZAG},
+       QUIRE_SPLIT_ZIGZAG, NULL, NULL},
       {"3 ranks, shared, gather, interleave: same tokens and KV bytes", 3, QUIRE_SHARING_SHARED, QUIRE_VIEW_GATHER,
-       QUIRE_SPLIT_INTERLEAVE},
+       QUIRE_SPLIT_INTERLEAVE, NULL, NULL},
+      {"2 ranks as processes: same tokens and KV bytes", 2, QUIRE_SHARING_SHARED, QUIRE_VIEW_PEER, QUIRE_SPLIT_ZIGZAG,
+       "proc", NULL},
+      {"kernels portable: same tokens and KV bytes", 1, QUIRE_SHARING_SHARED, QUIRE_VIEW_LOCAL, QUIRE_SPLIT_ZIGZAG,
+       NULL, "portable"},
       {"2 ranks, replicated: same tokens and KV bytes", 2, QUIRE_SHARING_REPLICATED, QUIRE_VIEW_LOCAL,
-       QUIRE_SPLIT_ZIGZAG},
+       QUIRE_SPLIT_ZIGZAG, NULL, NULL},
   };
   struct outcome first = {0};
   for (size_t i = 0; i < sizeof cells / sizeof cells[0]; i++) {
@@ -169,9 +224,12 @@ static void check_model(const struct cli_model *model, const struct quire_engine
     config.split = cells[i].split;
     config.chunk_tokens = i == 0 ? CHECK_TOKENS : 100;
     config.poison = true;
+    config.executor = cells[i].executor != NULL ? cells[i].executor : config.executor;
     struct outcome outcome = {0};
     struct quire_error error = {0};
-    enum quire_status status = run_config(model, &config, &outcome, &error);
+    enum quire_status status =
+        cells[i].kernels == NULL ? QUIRE_OK : quire_kernels_find(cells[i].kernels, &config.kernels, &error);
+    status = status != QUIRE_OK ? status : run_config(model, &config, &outcome, &error);
     bool same = i == 0 || (quire_hash128_equal(outcome.kv, first.kv) &&
                            memcmp(outcome.tokens, first.tokens, sizeof first.tokens) == 0);
     report(list, status == QUIRE_OK && same, cells[i].name, status != QUIRE_OK ? error.text : "the bytes differ");
@@ -193,6 +251,7 @@ int cli_check(int argc, char **argv) {
   report(&list, splits_hold(), "every row has one producer", "a split is not a partition");
   report(&list, numbers_hold(), "rounding to bf16 and e4m3", "a sample rounds wrongly");
   report(&list, kernels_agree(), "all kernels of this machine give the same bytes", "two tables differ");
+  report(&list, bundles_hold(), "a page survives its bundle, and a flipped byte does not", "a bundle lies");
   quire_kernels_leave(control);
   if (worker.model != NULL) {
     struct quire_error error = {0};

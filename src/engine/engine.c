@@ -97,6 +97,19 @@ static void make_step_config(const struct quire_engine_config *config, const str
   };
 }
 
+static struct quire_cache_config make_cache_config(const struct quire_step_config *step, bool poison) {
+  struct quire_cache_config cache = {
+      .geometry = step->geometry,
+      .parts = step->parts,
+      .fingerprint = step->fingerprint,
+      .requests_max = ENGINE_REQUESTS,
+      .request_pages_max = step->request_pages_max,
+      .lost_pages_max = ENGINE_LOST_PAGES_MAX,
+      .poison = poison,
+  };
+  return cache;
+}
+
 enum quire_status quire_engine_plan(const struct quire_engine_config *config, struct quire_engine_memory *memory_out,
                                     struct quire_error *error_out) {
   enum quire_status status = quire_engine_check(config, error_out);
@@ -110,8 +123,11 @@ enum quire_status quire_engine_plan(const struct quire_engine_config *config, st
   }
   struct quire_step_config step;
   make_step_config(config, &parts, &step);
+  struct quire_cache_config cache = make_cache_config(&step, config->poison);
   *memory_out = (struct quire_engine_memory){
       .rank = quire_step_bytes(&step),
+      .rope = (int64_t)step.request_pages_max * QUIRE_PAGE_TOKENS * QUIRE_ROPE_DIM * (int64_t)sizeof(float),
+      .brain = quire_cache_bytes(&cache),
       .bundle_bytes = quire_parts_bundle_bytes(&parts),
       .pages = step.geometry.pages,
       .local_pages = quire_geometry_local_pages(&step.geometry, (quire_stripe_id){0}),
@@ -122,7 +138,8 @@ enum quire_status quire_engine_plan(const struct quire_engine_config *config, st
 int64_t quire_engine_memory_total(const struct quire_engine_config *config, const struct quire_engine_memory *memory) {
   const struct quire_step_memory *rank = &memory->rank;
   return config->ranks * (rank->pages + rank->view.exchange + rank->view.local + rank->view.gather +
-                          rank->view.scratch + rank->forward);
+                          rank->view.scratch + rank->forward) +
+         memory->rope + memory->brain;
 }
 
 /* Memory is touched as it is reserved: what is not there would end the process in the middle of it. */
@@ -141,15 +158,7 @@ static enum quire_status check_memory(const struct quire_engine_config *config,
 }
 
 static enum quire_status create_parts(struct quire_engine *engine, struct quire_error *error_out) {
-  struct quire_cache_config cache = {
-      .geometry = engine->geometry,
-      .parts = &engine->parts,
-      .fingerprint = engine->step.fingerprint,
-      .requests_max = ENGINE_REQUESTS,
-      .request_pages_max = engine->step.request_pages_max,
-      .lost_pages_max = ENGINE_LOST_PAGES_MAX,
-      .poison = engine->config.poison,
-  };
+  struct quire_cache_config cache = make_cache_config(&engine->step, engine->config.poison);
   enum quire_status status = quire_cache_create(engine->env, &cache, &engine->cache, error_out);
   const char *executor = engine->config.executor != NULL ? engine->config.executor : quire_step_ops_at(0)->name;
   if (status == QUIRE_OK) {

@@ -65,6 +65,8 @@ struct quire_engine_config {
 /* The memory plan: bytes one rank reserves, by purpose. */
 struct quire_engine_memory {
   struct quire_step_memory rank;
+  int64_t rope;         /* one table for all ranks */
+  int64_t brain;        /* cache: page states, tree, page tables */
   int64_t bundle_bytes; /* of one page, all parts */
   int32_t pages;        /* of the worker */
   int32_t local_pages;  /* of the rank with most */

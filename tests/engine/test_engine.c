@@ -240,8 +240,7 @@ static void the_memory_plan_is_kept(void **unused) {
     assert_int_equal(memory.local_pages, 64);
     assert_int_equal(memory.bundle_bytes, 64 * 3 * (1152 + 132));
     const struct quire_step_memory *rank = &memory.rank;
-    int64_t planned = 3 * (rank->pages + rank->view.exchange + rank->view.local + rank->view.gather +
-                           rank->view.scratch + rank->forward);
+    int64_t planned = quire_engine_memory_total(&config, &memory);
     assert_int_equal(rank->view.gather > 0, views[v] == QUIRE_VIEW_GATHER);
     assert_int_equal(quire_engine_create(&fail.env, &config, &engine, NULL), QUIRE_OK);
     assert_true((int64_t)fail.peak_bytes >= planned);
