@@ -99,8 +99,7 @@ static enum quire_status measure_model(struct bench *bench, enum bench_model mod
                      .format = QUIRE_KV_BF16,
                      .heads = m.index_heads,
                      .topk = m.index_topk,
-                     .limit_max = context,
-                     .w_scale = m.index_weight_scale},
+                     .limit_max = context},
       };
       struct bench_case c = {.name = name, .threads = threads};
       status = measure(bench, &m, &c, &side, error_out);

@@ -1,5 +1,7 @@
 /* The 2,048 best of 128K scores, fed in the portions in which the indexer feeds them, beside the plainest pass over the
  * same buffer: its maximum. */
+#include <string.h>
+
 #include "bench/bench_list.h"
 #include "bench/bench_machine.h"
 #include "kernels/cpu/topk.h"
@@ -87,6 +89,7 @@ enum quire_status bench_topk(struct bench *bench, struct quire_error *error_out)
       .count = bench->options.tiny ? 4096 : SCORES,
   };
   side.top.k = QUIRE_TOPK_MAX;
+  side.top.wide = strcmp(bench->kernels->name, "avx512") == 0;
   enum quire_status status = QUIRE_OK;
   if (scores == NULL || side.top.key == NULL || side.top.position == NULL) {
     status = quire_error_set(error_out, QUIRE_ERR_MEMORY, "topk", "no memory for its lists");

@@ -263,7 +263,7 @@ static void select_member(void *context, int member, int threads) {
   (void)threads;
   quire_view_select(rig->view[member], QUIRE_PART_TARGET, 0,
                     rig->q + (int64_t)member * rig->model.index_heads * QUIRE_INDEX_DIM,
-                    rig->w + (int64_t)member * rig->model.index_heads, rig->model.index_weight_scale);
+                    rig->w + (int64_t)member * rig->model.index_heads);
 }
 
 static void attend_member(void *context, int member, int threads) {

@@ -189,7 +189,6 @@ struct quire_select {
   int32_t heads;
   int32_t topk;
   int32_t limit_max; /* >= every limit */
-  float w_scale;     /* heads^-1/2 * 128^-1/2; w is multiplied by it first */
 };
 
 /* Sparse MLA in absorbed form over the selected rows, ascending (arithmetic.md 10):

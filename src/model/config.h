@@ -55,7 +55,7 @@ struct quire_model_config {
 
   /* indexer */
   int32_t index_heads, index_dim, index_topk; /* index_dim is 128, index_topk a multiple of 64 up to 2048 */
-  float index_weight_scale;                   /* index_heads^-1/2 * index_dim^-1/2 */
+  float index_weight_scale; /* index_heads^-1/2 * index_dim^-1/2; positive, so a selection does without it */
   enum quire_rope_layout index_rope_layout;
   bool owns_indexer[QUIRE_MODEL_LAYERS_MAX + 1]; /* false: attends the list of the nearest layer below that owns one */
   bool drafts_share_list; /* chained drafts attend the list of the first: it decides drafts, never what is stored */

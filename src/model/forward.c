@@ -338,7 +338,7 @@ static void select_positions(struct layer_run *run) {
                                      run->batch});
     quire_view_check_finite(run->view, run->model, f->index_q, m->index_heads * QUIRE_INDEX_DIM);
     quire_view_check_finite(run->view, run->model, f->index_w, m->index_heads);
-    quire_view_select(run->view, run->model, run->layer, f->index_q, f->index_w, m->index_weight_scale);
+    quire_view_select(run->view, run->model, run->layer, f->index_q, f->index_w);
   }
   show(f, (struct quire_tap_value){QUIRE_TAP_COUNTS, run->flat, (void *)(uintptr_t)quire_view_counts(run->view),
                                    QUIRE_DTYPE_F32, rows, 1, run->batch});

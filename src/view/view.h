@@ -144,7 +144,7 @@ enum quire_status quire_view_put_rows(struct quire_view *view, const struct quir
 /* Scores and selects for every row of the batch of `model`; the lists stay in the view for attend, also of later layers
  * that share them. q [m, index_heads, 128] f32 rotated, w [m, index_heads] f32. */
 void quire_view_select(struct quire_view *view, enum quire_part_model model, int32_t layer, const float *q,
-                       const float *w, float w_scale);
+                       const float *w);
 
 struct quire_view_attend {
   enum quire_part_model model;

@@ -170,7 +170,7 @@ static struct quire_rows batch_rows(struct quire_view *view, enum quire_part_mod
 }
 
 void quire_view_select(struct quire_view *view, enum quire_part_model model, int32_t layer, const float *q,
-                       const float *w, float w_scale) {
+                       const float *w) {
   const struct quire_parts *parts = view->config.parts;
   int32_t part = quire_parts_find(parts, model, QUIRE_PART_INDEX_KEY, layer);
   QUIRE_ASSERT(part != QUIRE_PART_NONE);
@@ -188,7 +188,6 @@ void quire_view_select(struct quire_view *view, enum quire_part_model model, int
       .heads = view->config.index_heads,
       .topk = view->config.topk,
       .limit_max = rows->batch.limit_max,
-      .w_scale = w_scale,
   };
   view->links.kernels->select(view->stream, select);
 }

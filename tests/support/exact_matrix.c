@@ -178,6 +178,12 @@ static double now_s(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+static void close_references(struct references *references) {
+  for (int i = 0; i < EXACT_MODELS_MAX * KV_FORMATS * COMPUTES; i++) {
+    quire_engine_destroy(references->engine[i / (KV_FORMATS * COMPUTES)][i / COMPUTES % KV_FORMATS][i % COMPUTES]);
+  }
+}
+
 void exact_matrix_run(const struct exact_matrix *matrix) {
   uint64_t seed = test_seed(matrix->name);
   const char *only = getenv("QUIRE_TEST_CELL");
@@ -186,13 +192,13 @@ void exact_matrix_run(const struct exact_matrix *matrix) {
   int(*rows)[EXACT_FACTORS_MAX] = calloc(EXACT_ROWS_MAX, sizeof *rows), impossible = 0;
   assert_non_null(rows);
   int covering = exact_cover_rows(&cover, seed, rows, EXACT_ROWS_MAX - matrix->random_cells, &impossible);
-  int count = covering;
+  int kept = matrix->cover_cells > 0 && matrix->cover_cells < covering ? matrix->cover_cells : covering, count = kept;
   uint64_t state = seed;
   for (int i = 0; i < matrix->random_cells; i++) {
     count += exact_cover_random(&cover, &state, rows[count]);
   }
-  printf("%s: %d cells cover every pair of %d factors (%d pairs are impossible), %d random ones%s\n", matrix->name,
-         covering, FACTORS, impossible, count - covering,
+  printf("%s: %d of %d cells that cover every pair of %d factors (%d pairs are impossible), %d random ones%s\n",
+         matrix->name, kept, covering, FACTORS, impossible, count - kept,
          has_avx512() ? "" : "; without avx512, which this machine lacks");
   struct references references = {.matrix = matrix};
   double start = now_s();
@@ -204,17 +210,88 @@ void exact_matrix_run(const struct exact_matrix *matrix) {
     }
   }
   printf("%s: %.1f s\n", matrix->name, now_s() - start);
-  for (int i = 0; i < EXACT_MODELS_MAX * KV_FORMATS * COMPUTES; i++) {
-    quire_engine_destroy(references.engine[i / (KV_FORMATS * COMPUTES)][i / COMPUTES % KV_FORMATS][i % COMPUTES]);
-  }
+  close_references(&references);
   free(rows);
+}
+
+/* --- soak --- */
+
+double exact_soak_seconds(void) {
+  const char *text = getenv("QUIRE_TEST_SOAK_SECONDS");
+  return text != NULL && *text != '\0' ? atof(text) : 3600.0;
+}
+
+static const enum factor crossed[] = {F_LENGTH, F_RANKS,   F_SPLIT,    F_VIEW,  F_CHUNK,
+                                      F_KV,     F_COMPUTE, F_EXECUTOR, F_SOURCE};
+#define CROSSED (int)(sizeof crossed / sizeof crossed[0])
+
+static int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
+
+/* Cell `number` of the cross: each number below the total names another combination, and neighbours have little in
+ * common. False when the combination is not allowed with any choice of the other factors that was tried. */
+static bool cross_row(const struct exact_cover *cover, int64_t number, int64_t total, uint64_t *state, int *row_out) {
+  int64_t stride = total * 618 / 1000 | 1;
+  while (greatest_divisor(stride, total) != 1) {
+    stride += 2;
+  }
+  int64_t place = (int64_t)((uint64_t)(number * stride) % (uint64_t)total);
+  int levels[EXACT_FACTORS_MAX];
+  for (int i = 0; i < CROSSED; i++) {
+    levels[crossed[i]] = (int)(place % cover->levels[crossed[i]]);
+    place /= cover->levels[crossed[i]];
+  }
+  for (int tries = 0; tries < 100; tries++) {
+    for (int f = 0; f < FACTORS; f++) {
+      row_out[f] = (int)(exact_random(state) % (uint64_t)cover->levels[f]);
+    }
+    for (int i = 0; i < CROSSED; i++) {
+      row_out[crossed[i]] = levels[crossed[i]];
+    }
+    if (cover->allowed(row_out)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void exact_matrix_soak(const struct exact_matrix *matrix, double seconds) {
+  uint64_t seed = test_seed(matrix->name);
+  const char *only = getenv("QUIRE_TEST_CELL");
+  current = matrix;
+  struct exact_cover cover = make_cover(matrix);
+  int64_t total = 1, ran = 0, refused = 0, number = only != NULL ? atoll(only) : 0;
+  for (int i = 0; i < CROSSED; i++) {
+    total *= cover.levels[crossed[i]];
+  }
+  struct references references = {.matrix = matrix};
+  for (double start = now_s(); number < total && now_s() - start < seconds; number++) {
+    /* a cell follows from its number, so that it can be run alone; another seed begins elsewhere in the cross */
+    uint64_t state = seed * 0x9E3779B97F4A7C15u + (uint64_t)number;
+    int64_t at = (int64_t)((uint64_t)number + seed % (uint64_t)total * 7919u) % total;
+    int row[EXACT_FACTORS_MAX];
+    if (cross_row(&cover, at, total, &state, row)) {
+      struct exact_cell cell = make_cell(matrix, row, exact_random(&state));
+      check_cell(&references, &cell, (int)number);
+      ran++;
+    } else {
+      refused++;
+    }
+    if (only != NULL) {
+      break;
+    }
+  }
+  printf("%s: %" PRId64 " cells of a cross of %" PRId64 " (and %" PRId64 " that are left out)\n", matrix->name, ran,
+         total, refused);
+  close_references(&references);
+  assert_true(ran > 0);
 }
 
 /* Around pages (64), pages x ranks (128, 192, 256, 512), chunks (64, 100, 512) and the top-k (128). */
 static const int32_t tiny_lengths[] = {1,   2,   63,  64,  65,  99,  100, 101, 127, 128, 129,  191,
                                        192, 193, 255, 256, 257, 384, 511, 512, 513, 640, 1025, 1100};
 
-void exact_matrix_tiny(const char *name, int random_cells) {
+/* The tiny models, run as `matrix` says or, with seconds, soaked. */
+static void run_tiny(struct exact_matrix matrix, double seconds) {
   struct quire_tiny_options options = quire_tiny_defaults();
   options.layers = 3;
   options.heads = 4;
@@ -231,17 +308,27 @@ void exact_matrix_tiny(const char *name, int random_cells) {
   exact_model_tiny(&glm, &options);
   int32_t tokens[1100];
   quire_tiny_tokens(11, 1100, tokens);
-  struct exact_matrix matrix = {
-      .name = name,
-      .models = {&bf16, &fp8, &glm},
-      .model_count = 3,
-      .lengths = tiny_lengths,
-      .length_count = (int)(sizeof tiny_lengths / sizeof tiny_lengths[0]),
-      .tokens = tokens,
-      .random_cells = random_cells,
-  };
-  exact_matrix_run(&matrix);
+  matrix.models[0] = &bf16;
+  matrix.models[1] = &fp8;
+  matrix.models[2] = &glm;
+  matrix.model_count = 3;
+  matrix.lengths = tiny_lengths;
+  matrix.length_count = (int)(sizeof tiny_lengths / sizeof tiny_lengths[0]);
+  matrix.tokens = tokens;
+  if (seconds > 0) {
+    exact_matrix_soak(&matrix, seconds);
+  } else {
+    exact_matrix_run(&matrix);
+  }
   exact_model_close(&bf16);
   exact_model_close(&fp8);
   exact_model_close(&glm);
+}
+
+void exact_matrix_tiny(const char *name, int random_cells) {
+  run_tiny((struct exact_matrix){.name = name, .random_cells = random_cells}, 0);
+}
+
+void exact_matrix_tiny_soak(const char *name, double seconds) {
+  run_tiny((struct exact_matrix){.name = name}, seconds);
 }

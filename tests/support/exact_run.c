@@ -40,15 +40,17 @@ struct exact_cell exact_cell_defaults(struct exact_model *model, const int32_t *
 void exact_cell_text(const struct exact_cell *cell, char text_out[EXACT_TEXT_BYTES]) {
   static const char *const sources[EXACT_SOURCES] = {"cold", "hit", "partial hit", "abandoned"};
   static const char *const views[] = {"local", "gather", "peer"};
-  snprintf(text_out, EXACT_TEXT_BYTES,
-           "model %s compute %s kv %s%s%s mtp %s | ranks %d split %s kv %s view %s chunk %d executor %s threads %d isa %s "
-           "copies %s (seed %llu) debug %d | %s%s slack %d | length %d new %d temperature %g",
-           cell->model->dir, cell->compute == QUIRE_DTYPE_F32 ? "f32" : "bf16", quire_kv_format_name(cell->kv),
-           cell->hadamard ? " hadamard" : "", cell->any_scale ? " any scale" : "", cell->mtp ? "on" : "off", cell->ranks, cell->split == QUIRE_SPLIT_ZIGZAG ? "zigzag" : "interleave",
-           cell->sharing == QUIRE_SHARING_SHARED ? "shared" : "replicated", views[cell->view], cell->chunk,
-           cell->executor, cell->threads, cell->isa, cell->copy_mode == QUIRE_STREAM_DEFERRED ? "deferred" : "thread",
-           (unsigned long long)cell->copy_seed, cell->debug, cell->warm ? "warm " : "", sources[cell->source],
-           cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature);
+  snprintf(
+      text_out, EXACT_TEXT_BYTES,
+      "model %s compute %s kv %s%s%s mtp %s | ranks %d split %s kv %s view %s chunk %d executor %s threads %d isa %s "
+      "copies %s (seed %llu) debug %d | %s%s slack %d | length %d new %d temperature %g",
+      cell->model->dir, cell->compute == QUIRE_DTYPE_F32 ? "f32" : "bf16", quire_kv_format_name(cell->kv),
+      cell->hadamard ? " hadamard" : "", cell->any_scale ? " any scale" : "", cell->mtp ? "on" : "off", cell->ranks,
+      cell->split == QUIRE_SPLIT_ZIGZAG ? "zigzag" : "interleave",
+      cell->sharing == QUIRE_SHARING_SHARED ? "shared" : "replicated", views[cell->view], cell->chunk, cell->executor,
+      cell->threads, cell->isa, cell->copy_mode == QUIRE_STREAM_DEFERRED ? "deferred" : "thread",
+      (unsigned long long)cell->copy_seed, cell->debug, cell->warm ? "warm " : "", sources[cell->source],
+      cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature);
 }
 
 struct quire_engine_config exact_engine_config(const struct exact_cell *cell, int32_t ctx_tokens,
@@ -76,6 +78,9 @@ struct quire_engine_config exact_engine_config(const struct exact_cell *cell, in
   config.options.compute = cell->compute;
   config.options.hadamard = cell->hadamard;
   config.options.scale_pow2 = !cell->any_scale;
+  if (cell->latent_norm_eps > 0) {
+    config.options.latent_norm_eps = cell->latent_norm_eps;
+  }
   expect_ok(quire_kernels_find(cell->isa, &config.kernels, &error), &error);
   return config;
 }

@@ -378,7 +378,7 @@ static void lists_end_at_the_row(void **unused) {
       struct quire_view *view = pair.views[r];
       const struct quire_view_batch *batch = draft ? quire_view_draft_batch(view) : quire_view_target_batch(view);
       static float q[ROWS_MAX][QUIRE_INDEX_DIM], w[ROWS_MAX];
-      quire_view_select(view, draft ? QUIRE_PART_DRAFT : QUIRE_PART_TARGET, 0, q[0], w, 1.0f);
+      quire_view_select(view, draft ? QUIRE_PART_DRAFT : QUIRE_PART_TARGET, 0, q[0], w);
       for (int32_t i = 0; i < batch->m; i++) {
         const int32_t *list = quire_view_indices(view) + (int64_t)i * TOPK;
         int32_t count = quire_view_counts(view)[i];

@@ -22,6 +22,8 @@
 #define STAGE_LD (CHUNK + 32)
 #define ALIAS_BYTES 2048
 #define ALIAS_ROWS 8
+#define PREFETCH_ROWS 3
+#define CACHE_LINE 64
 
 static_assert(CHUNK % QUIRE_FP8_BLOCK == 0, "a chunk is whole fp8 blocks");
 static_assert(QUIRE_FP8_BLOCK % QUIRE_GEMM_COLUMNS == 0, "the columns of a tile share their scales");
@@ -105,6 +107,12 @@ static void stage_rows(const struct plan *p, const struct chunk *c, const struct
   for (int r = 0; r < from->rows; r++) {
     uint8_t *y = (uint8_t *)stage + (int64_t)r * STAGE_LD * bytes;
     int32_t n = r < from->filled ? c->k : 0;
+    if (r + PREFETCH_ROWS < from->filled) { /* runs this short end before the hardware sees them as streams */
+      const uint8_t *ahead = element(from->data, from->dtype, (r + PREFETCH_ROWS) * from->ld);
+      for (int64_t at = 0; at < (int64_t)c->k * dtype_bytes(from->dtype); at += CACHE_LINE) {
+        __builtin_prefetch(ahead + at);
+      }
+    }
     if (n > 0) {
       widen_row(p, element(from->data, from->dtype, r * from->ld), from->dtype, y, n);
     }
@@ -204,6 +212,24 @@ static void block_compute(const struct plan *p, int64_t row, int rows, int64_t c
   rows_write(p, row, column, rows, columns);
 }
 
+/* Whether 16 columns of the only row were computed without a stage. */
+static bool row_compute(const struct plan *p, int64_t row, int64_t column) {
+  const struct quire_gemm *g = p->gemm;
+  struct quire_gemm_row r = {
+      .x = element(g->x, g->x_dtype, row * g->x_ld),
+      .w = element(g->w.data, g->w.dtype, column * g->w.ld),
+      .w_ld = g->w.ld,
+      .scale = g->w.scale + column / QUIRE_FP8_BLOCK * g->w.scale_ld,
+      .out = p->stage->out,
+      .k = g->w.k,
+  };
+  if (!p->isa->row_fp8(&r)) {
+    return false;
+  }
+  rows_write(p, row, column, 1, QUIRE_GEMM_COLUMNS);
+  return true;
+}
+
 void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gemm *gemm, struct quire_gemm_part part) {
   struct stage stage;
   bool bf16 = gemm->x_dtype == QUIRE_DTYPE_BF16 && gemm->w.dtype != QUIRE_DTYPE_F32;
@@ -222,9 +248,14 @@ void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gem
       part.row_end - part.row_begin > ALIAS_ROWS && gemm->w.ld * dtype_bytes(gemm->w.dtype) % ALIAS_BYTES == 0;
   p.stage_w = tail || aliased || gemm->w.dtype != dot_type;
   p.stage_x = tail || gemm->x_dtype != dot_type;
+  bool single = bf16 && gemm->w.dtype == QUIRE_DTYPE_FP8 && part.row_end - part.row_begin == 1 &&
+                gemm->w.k % QUIRE_GEMM_ROW_STEP == 0;
   for (int64_t column = part.column_begin; column < part.column_end; column += QUIRE_GEMM_COLUMNS) {
     int64_t columns = part.column_end - column;
     columns = columns < QUIRE_GEMM_COLUMNS ? columns : QUIRE_GEMM_COLUMNS;
+    if (single && columns == QUIRE_GEMM_COLUMNS && row_compute(&p, part.row_begin, column)) {
+      continue;
+    }
     for (int64_t row = part.row_begin; row < part.row_end; row += ROWS_BLOCK) {
       int64_t rows = part.row_end - row;
       block_compute(&p, row, (int)(rows < ROWS_BLOCK ? rows : ROWS_BLOCK), column, (int)columns);
@@ -385,7 +416,13 @@ static void e4m3_to_f32(const uint8_t *x, float *y, int64_t n) {
   }
 }
 
+static bool row_fp8(const struct quire_gemm_row *row) {
+  (void)row; /* decoding is no cheaper than the stage here */
+  return false;
+}
+
 const struct quire_gemm_isa quire_gemm_isa_portable = {
+    .row_fp8 = row_fp8,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,
     .e4m3_to_bf16 = e4m3_to_bf16,

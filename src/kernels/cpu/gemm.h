@@ -13,6 +13,7 @@
 #define QUIRE_GEMM_COLUMNS 16
 #define QUIRE_GEMM_OUTPUTS 16
 #define QUIRE_GEMM_LANES 16
+#define QUIRE_GEMM_ROW_STEP 64 /* of k, when a row alone meets fp8 weights */
 
 /* One chunk of k of 16 outputs: out[r * 16 + c] for r < 4, 2, 1 and c < 4, 8, 16. x and w hold bf16 or f32 as the tile
  * function says; k is a multiple of its step (32, 16). */
@@ -30,7 +31,20 @@ struct quire_gemm_tile {
   bool last;  /* lanes fold into out */
 };
 
+/* One row by 16 columns of an fp8 weight, all of k, a multiple of QUIRE_GEMM_ROW_STEP: out[16]. */
+struct quire_gemm_row {
+  const uint16_t *x;
+  const uint8_t *w;
+  int64_t w_ld;
+  const float *scale; /* of each 128 block */
+  float *out;
+  int64_t k;
+};
+
 struct quire_gemm_isa {
+  /* Reads weights where they lie and decodes them in registers: a row alone is bound by reading them. False, and
+   * nothing done, where the processor cannot. */
+  bool (*row_fp8)(const struct quire_gemm_row *row);
   void (*tile_bf16)(const struct quire_gemm_tile *tile);
   void (*tile_f32)(const struct quire_gemm_tile *tile);
   void (*e4m3_to_bf16)(const uint8_t *x, uint16_t *y, int64_t n);

@@ -71,9 +71,16 @@ QUIRE_INLINE struct corner corner_of(const struct quire_gemm_tile *t, bool bf16,
   return c;
 }
 
+#define AHEAD_BYTES 8192
+
+/* A row alone is bound by reading weights. It asks for the same columns of a later group of columns ahead, `group`
+ * bytes each: short rows of W end before the hardware has seen that they are streams. */
+QUIRE_INLINE int64_t ahead_bytes(int64_t group) { return (AHEAD_BYTES + group - 1) / group * group; }
+
 /* Bytes [begin, end) of the operand rows into acc[row * columns + column]; one step is 64 bytes of either type. One
  * flat loop of constant bounds over registers: the compilers unroll it and share the loads. */
 QUIRE_INLINE void steps(struct corner at, bool bf16, __m512 *acc, int64_t begin, int64_t end) {
+  const int64_t ahead = at.rows == 1 ? ahead_bytes(at.w_ld * at.columns) : 0;
   for (int64_t byte = begin; byte < end; byte += 64) {
     QUIRE_UNROLL
     for (int i = 0; i < QUIRE_GEMM_OUTPUTS; i++) {
@@ -82,7 +89,11 @@ QUIRE_INLINE void steps(struct corner at, bool bf16, __m512 *acc, int64_t begin,
         int c = i / at.rows;
         int j = r * at.columns + c;
         __m512i xv = _mm512_loadu_si512(at.x + r * at.x_ld + byte);
-        __m512i wv = _mm512_loadu_si512(at.w + c * at.w_ld + byte);
+        const uint8_t *w = at.w + c * at.w_ld + byte;
+        __m512i wv = _mm512_loadu_si512(w);
+        if (at.rows == 1) {
+          _mm_prefetch((const char *)(w + ahead), _MM_HINT_T0);
+        }
         if (bf16) {
           acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)xv, (__m512bh)wv);
         } else {
@@ -180,8 +191,113 @@ static void tile_bf16(const struct quire_gemm_tile *t) { tile(t, true); }
 
 static void tile_f32(const struct quire_gemm_tile *t) { tile(t, false); }
 
-static void e4m3_to_bf16(const uint8_t *x, uint16_t *y, int64_t n) {
+/* The two bytes of the bf16 of a magnitude, from number.h's rule: subnormals, then shift and rebias, then NaN. */
+#define TINY_HIGH(m) ((m) == 0 ? 0x00 : (m) < 4 ? 0x3b : 0x3c)
+#define TINY_LOW(m) ((m) == 2 ? 0x80 : (m) == 3 ? 0xc0 : (m) == 5 ? 0x20 : (m) == 6 ? 0x40 : (m) == 7 ? 0x60 : 0x00)
+#define HIGH(m) (uint8_t)((m) < 8 ? TINY_HIGH(m) : (m) == 127 ? 0x7f : ((m)*16 + (120 << 7)) >> 8)
+#define LOW(m) (uint8_t)((m) < 8 ? TINY_LOW(m) : (m) == 127 ? 0xc0 : ((m)*16) & 0xff)
+#define FOUR(of, m) of(m), of((m) + 1), of((m) + 2), of((m) + 3)
+#define SIXTEEN(of, m) FOUR(of, m), FOUR(of, (m) + 4), FOUR(of, (m) + 8), FOUR(of, (m) + 12)
+#define ALL(of)                                                                                                        \
+  {                                                                                                                    \
+    SIXTEEN(of, 0), SIXTEEN(of, 16), SIXTEEN(of, 32), SIXTEEN(of, 48), SIXTEEN(of, 64), SIXTEEN(of, 80),               \
+        SIXTEEN(of, 96), SIXTEEN(of, 112)                                                                              \
+  }
+
+static const uint8_t high_bytes[128] = ALL(HIGH);
+static const uint8_t low_bytes[128] = ALL(LOW);
+
+/* Where bytes can be looked up 64 at a time: half the instructions. */
+#define LOOK_UP __attribute__((target("avx512vbmi")))
+
+struct byte_tables {
+  __m512i high0, high1, low0, low1;
+};
+
+LOOK_UP static inline struct byte_tables byte_tables(void) {
+  struct byte_tables t = {_mm512_loadu_si512(high_bytes), _mm512_loadu_si512(high_bytes + 64),
+                          _mm512_loadu_si512(low_bytes), _mm512_loadu_si512(low_bytes + 64)};
+  return t;
+}
+
+/* 64 codes to two registers of bf16. Their eighths are dealt first, since unpacking works within quarters. */
+LOOK_UP static inline void e4m3x64(struct byte_tables t, const uint8_t *x, __m512i *first_out, __m512i *second_out) {
+  const __m512i deal = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  __m512i v = _mm512_permutexvar_epi64(deal, _mm512_loadu_si512(x));
+  __m512i high = _mm512_permutex2var_epi8(t.high0, v, t.high1); /* ignores the sign */
+  __m512i low = _mm512_permutex2var_epi8(t.low0, v, t.low1);
+  high = _mm512_ternarylogic_epi32(high, v, _mm512_set1_epi8((char)0x80), 0xf8); /* high | (v & sign) */
+  *first_out = _mm512_unpacklo_epi8(low, high);
+  *second_out = _mm512_unpackhi_epi8(low, high);
+}
+
+/* Returns how many were done. */
+LOOK_UP static int64_t e4m3_looked_up(const uint8_t *x, uint16_t *y, int64_t n) {
+  struct byte_tables tables = byte_tables();
   int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    __m512i first, second;
+    e4m3x64(tables, x + i, &first, &second);
+    _mm512_storeu_si512(y + i, first);
+    _mm512_storeu_si512(y + i + 32, second);
+  }
+  return i;
+}
+
+#define ROW_COLUMNS 8 /* at a time: their sums and blocks, and the tables, are all in registers */
+
+/* The lanes of ROW_COLUMNS columns. */
+LOOK_UP static inline void row_columns(const struct quire_gemm_row *r, const uint8_t *w, __m512 *sum) {
+  struct byte_tables tables = byte_tables();
+  const int64_t ahead = ahead_bytes(ROW_COLUMNS * r->w_ld);
+  QUIRE_UNROLL
+  for (int c = 0; c < ROW_COLUMNS; c++) {
+    sum[c] = _mm512_setzero_ps();
+  }
+  for (int64_t begin = 0; begin < r->k; begin += QUIRE_FP8_BLOCK) {
+    int64_t end = begin + QUIRE_FP8_BLOCK < r->k ? begin + QUIRE_FP8_BLOCK : r->k;
+    __m512 scale = _mm512_set1_ps(r->scale[begin / QUIRE_FP8_BLOCK]);
+    __m512 block[ROW_COLUMNS];
+    QUIRE_UNROLL
+    for (int c = 0; c < ROW_COLUMNS; c++) {
+      block[c] = _mm512_setzero_ps();
+    }
+    for (int64_t at = begin; at < end; at += QUIRE_GEMM_ROW_STEP) {
+      __m512i x0 = _mm512_loadu_si512(r->x + at);
+      __m512i x1 = _mm512_loadu_si512(r->x + at + QUIRE_GEMM_ROW_STEP / 2);
+      QUIRE_UNROLL
+      for (int c = 0; c < ROW_COLUMNS; c++) {
+        __m512i first, second;
+        _mm_prefetch((const char *)(w + c * r->w_ld + at + ahead), _MM_HINT_T0);
+        e4m3x64(tables, w + c * r->w_ld + at, &first, &second);
+        block[c] = _mm512_dpbf16_ps(block[c], (__m512bh)x0, (__m512bh)first);
+        block[c] = _mm512_dpbf16_ps(block[c], (__m512bh)x1, (__m512bh)second);
+      }
+    }
+    QUIRE_UNROLL
+    for (int c = 0; c < ROW_COLUMNS; c++) {
+      sum[c] = _mm512_fmadd_ps(scale, block[c], sum[c]);
+    }
+  }
+}
+
+LOOK_UP static void row_looked_up(const struct quire_gemm_row *r) {
+  __m512 sum[QUIRE_GEMM_OUTPUTS];
+  row_columns(r, r->w, sum);
+  row_columns(r, r->w + ROW_COLUMNS * r->w_ld, sum + ROW_COLUMNS);
+  out_write(r->out, 1, fold16(sum));
+}
+
+static bool row_fp8(const struct quire_gemm_row *row) {
+  if (!__builtin_cpu_supports("avx512vbmi")) {
+    return false;
+  }
+  row_looked_up(row);
+  return true;
+}
+
+static void e4m3_to_bf16(const uint8_t *x, uint16_t *y, int64_t n) {
+  int64_t i = __builtin_cpu_supports("avx512vbmi") ? e4m3_looked_up(x, y, n) : 0;
   for (; i + 32 <= n; i += 32) {
     _mm512_storeu_si512(y + i, quire_e4m3x32(x + i));
   }
@@ -205,6 +321,7 @@ static void e4m3_to_f32(const uint8_t *x, float *y, int64_t n) {
 }
 
 const struct quire_gemm_isa quire_gemm_isa_avx512 = {
+    .row_fp8 = row_fp8,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,
     .e4m3_to_bf16 = e4m3_to_bf16,

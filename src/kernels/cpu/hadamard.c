@@ -8,22 +8,25 @@
 #define VECTORS (QUIRE_INDEX_DIM / 8)
 #define HADAMARD_SCALE 0x1.6a09e6p-4f /* 1 / sqrt(128) */
 
-/* Butterflies of one stride below 8. Which lane comes second is a bit of its number: there the sum a + b becomes
- * a - b, with a the other lane. */
-QUIRE_INLINE quire_f8 within(quire_f8 v, int stride) {
-  quire_f8 sum = v; /* overwritten; spares a warning where sanitizers keep the loop */
-  QUIRE_UNROLL
-  for (int i = 0; i < 8; i++) {
-    sum[i] = (i & stride) == 0 ? v[i] + v[i ^ stride] : v[i ^ stride] - v[i];
-  }
-  return sum;
+/* Butterflies within a register: lane i of `other` is the lane it is paired with. Where `second` is set it comes second,
+ * and a + b becomes a - b. */
+QUIRE_INLINE quire_f8 butterfly(quire_f8 v, quire_f8 other, quire_i8 second) {
+  return f8_choose(second, other - v, v + other);
+}
+
+/* Strides 1, 2 and 4. */
+QUIRE_INLINE quire_f8 within(quire_f8 v) {
+  v = butterfly(v, (quire_f8){v[1], v[0], v[3], v[2], v[5], v[4], v[7], v[6]}, (quire_i8){0, -1, 0, -1, 0, -1, 0, -1});
+  v = butterfly(v, (quire_f8){v[2], v[3], v[0], v[1], v[6], v[7], v[4], v[5]}, (quire_i8){0, 0, -1, -1, 0, 0, -1, -1});
+  return butterfly(v, (quire_f8){v[4], v[5], v[6], v[7], v[0], v[1], v[2], v[3]},
+                   (quire_i8){0, 0, 0, 0, -1, -1, -1, -1});
 }
 
 static void transform(float *x) {
   quire_f8 v[VECTORS];
   QUIRE_UNROLL
   for (int i = 0; i < VECTORS; i++) {
-    v[i] = within(within(within(f8_load(x + 8 * i), 1), 2), 4);
+    v[i] = within(f8_load(x + 8 * i));
   }
   QUIRE_UNROLL
   for (int stride = 1; stride < VECTORS; stride *= 2) {

@@ -79,12 +79,18 @@ static struct workspace workspace_of(const struct quire_select *op, int member) 
 }
 
 /* Empties the lists of a member's rows. */
-static void lists_clear(const struct quire_select *op, const struct workspace *ws) {
+static void lists_clear(const struct select_run *run, const struct workspace *ws) {
+  const struct quire_select *op = &run->op;
   int32_t capacity = quire_topk_capacity(op->topk);
   for (int32_t row = 0; row < TILE_ROWS; row++) {
     uint32_t *list = ws->lists + (int64_t)row * capacity * 2;
-    ws->top[row] =
-        (struct quire_topk){.key = list, .position = (int32_t *)(list + capacity), .capacity = capacity, .k = op->topk};
+    ws->top[row] = (struct quire_topk){
+        .key = list,
+        .position = (int32_t *)(list + capacity),
+        .capacity = capacity,
+        .k = op->topk,
+        .wide = run->isa->wide,
+    };
   }
 }
 
@@ -384,6 +390,7 @@ static void score(const float *q, const float *w, int32_t heads, const float *st
 }
 
 const struct quire_select_isa quire_select_isa_portable = {
+    .wide = false,
     .stage_keys = stage_keys,
     .stage_query = stage_query,
     .score = score,

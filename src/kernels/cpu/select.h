@@ -14,6 +14,7 @@
 #define QUIRE_SELECT_STAGE (QUIRE_SELECT_KEYS * QUIRE_INDEX_DIM) /* floats, or half used by pairs of bf16 */
 
 struct quire_select_isa {
+  bool wide; /* lists of topk.h */
   /* keys[i]: stored key of lane i, NULL for none (zeros). */
   void (*stage_keys)(const uint8_t *const *keys, bool quantised, float *stage);
   /* One quantised head of a query, 128 codes, into 128 floats (or half of them). */

@@ -110,6 +110,7 @@ static void score(const float *q, const float *w, int32_t heads, const float *st
 }
 
 const struct quire_select_isa quire_select_isa_avx512 = {
+    .wide = true,
     .stage_keys = stage_keys,
     .stage_query = stage_query,
     .score = score,

@@ -10,9 +10,8 @@
 #define DIGITS (1u << DIGIT_BITS)
 #define PUSH_MAX 64
 
-/* The k-th largest key, and in *ties_out how many keys equal to it belong to the k largest. Radix search from the top
- * digit down: 11, 11 and 10 bits. */
-static uint32_t kth_key(const uint32_t *key, int32_t count, int32_t k, int32_t *ties_out) {
+/* Radix search from the top digit down: 11, 11 and 10 bits. */
+uint32_t quire_topk_kth(const uint32_t *key, int32_t count, int32_t k, int32_t *ties_out) {
   static const uint32_t shifts[] = {21, 10, 0};
   static const uint32_t bits[] = {11, 11, 10};
   uint32_t prefix = 0;
@@ -45,7 +44,11 @@ void quire_topk_cut(struct quire_topk *top) {
   if (top->count <= top->k) {
     return;
   }
-  uint32_t kth = kth_key(top->key, top->count, top->k, &ties);
+  if (top->wide) {
+    quire_topk_cut_avx512(top);
+    return;
+  }
+  uint32_t kth = quire_topk_kth(top->key, top->count, top->k, &ties);
   int32_t kept = 0;
   for (int32_t i = 0; i < top->count; i++) {
     uint32_t key = top->key[i];
@@ -66,6 +69,10 @@ void quire_topk_push(struct quire_topk *top, const float *scores, int32_t positi
     quire_topk_cut(top);
   }
   QUIRE_ASSERT(top->count + count <= top->capacity);
+  if (top->wide) {
+    quire_topk_push_avx512(top, scores, position, count);
+    return;
+  }
   uint32_t keys[PUSH_MAX];
   uint32_t any = 0;
   for (int32_t i = 0; i < count; i++) {

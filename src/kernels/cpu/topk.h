@@ -2,12 +2,14 @@
  *
  * Candidates arrive by ascending position into a list that is kept in that order. Once k have been seen, a newcomer
  * must beat the worst of them strictly, for a tie goes to the lower position. When the list is full it is cut back to
- * its k best by a radix search for the k-th key. Cost: a compare a position and rarely a cut.
+ * its k best around the k-th key, which a radix search finds, or with AVX-512 a partition around sampled pivots. Cost:
+ * a compare a position and rarely a cut.
  *
  * Memory: the caller's arrays of `capacity` entries. Internal to the cpu kernels; one thread at a time. */
 #ifndef QUIRE_KERNELS_CPU_TOPK_H
 #define QUIRE_KERNELS_CPU_TOPK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct quire_topk {
@@ -17,10 +19,12 @@ struct quire_topk {
   int32_t capacity;
   int32_t k;
   uint32_t threshold; /* a newcomer's key must be larger */
+  bool wide;          /* the machine has AVX-512: same lists, faster */
 };
 
+#define QUIRE_TOPK_NEWCOMERS 6144
 /* Room for k and for as many newcomers that cutting is rare. */
-static inline int32_t quire_topk_capacity(int32_t k) { return k + 1024; }
+static inline int32_t quire_topk_capacity(int32_t k) { return k + QUIRE_TOPK_NEWCOMERS; }
 
 /* Cuts the list to its k best. */
 void quire_topk_cut(struct quire_topk *top);
@@ -30,5 +34,12 @@ void quire_topk_push(struct quire_topk *top, const float *scores, int32_t positi
 
 /* All of another list, whose positions lie behind this one's. */
 void quire_topk_merge(struct quire_topk *top, const struct quire_topk *other);
+
+/* topk_avx512.c, for lists that are wide. */
+void quire_topk_cut_avx512(struct quire_topk *top);
+void quire_topk_push_avx512(struct quire_topk *top, const float *scores, int32_t position, int32_t count);
+
+/* The k-th largest of count keys, 1 <= k <= count; *ties_out: how many keys equal to it belong to the k largest. */
+uint32_t quire_topk_kth(const uint32_t *key, int32_t count, int32_t k, int32_t *ties_out);
 
 #endif
