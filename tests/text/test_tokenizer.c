@@ -592,6 +592,18 @@ static void test_open_folder(void **state) {
   remove(dir);
 }
 
+static void remove_folder(const char *dir) {
+  static const char *const names[] = {
+      "config.json",           "generation_config.json",       "tokenizer.json",
+      "tokenizer_config.json", "model.safetensors.index.json", "model-00001-of-00001.safetensors"};
+  char path[256];
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+    remove(path);
+  }
+  assert_int_equal(remove(dir), 0);
+}
+
 /* The tokenizer of the tiny model: every id has a text, and a chat prompt's markers are single tokens. */
 static void test_tiny_model(void **state) {
   (void)state;
@@ -600,7 +612,7 @@ static void test_tiny_model(void **state) {
       "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c><\xef\xbd\x9cUser\xef\xbd\x9c>in the "
       "<\xef\xbd\x9c"
       "Assistant\xef\xbd\x9c></think>";
-  char dir[] = "/tmp/quire-tokenizer-XXXXXX", text[QUIRE_TINY_ERROR_BYTES], path[256];
+  char dir[] = "/tmp/quire-tokenizer-XXXXXX", text[QUIRE_TINY_ERROR_BYTES];
   struct quire_tiny_options options = quire_tiny_defaults();
   struct quire_tokenizer *tokenizer = NULL;
   struct quire_error error = {0};
@@ -628,14 +640,36 @@ static void test_tiny_model(void **state) {
   assert_int_equal(tokens[count - 2], 509);
   assert_int_equal(tokens[count - 1], 511);
   quire_tokenizer_close(tokenizer);
-  static const char *const names[] = {
-      "config.json",           "generation_config.json",       "tokenizer.json",
-      "tokenizer_config.json", "model.safetensors.index.json", "model-00001-of-00001.safetensors"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-    remove(path);
+  remove_folder(dir);
+}
+
+/* The pre-tokenizer of GLM, as the tiny model's folder has it, with ids from another implementation. */
+static void test_tiny_glm(void **state) {
+  (void)state;
+  char dir[] = "/tmp/quire-tokenizer-XXXXXX", text[QUIRE_TINY_ERROR_BYTES];
+  struct quire_tiny_options options = quire_tiny_glm();
+  struct quire_tokenizer *tokenizer = NULL;
+  struct quire_error error = {0};
+  options.layers = options.heads = options.shards = 1;
+  options.indexers = NULL;
+  options.mtp = false;
+  assert_non_null(mkdtemp(dir));
+  assert_true(quire_tiny_write(dir, &options, text));
+  if (quire_tokenizer_open(quire_env_default(), dir, &tokenizer, &error)) {
+    fail_msg("%s: %s", error.where, error.text);
   }
-  assert_int_equal(remove(dir), 0);
+  assert_int_equal(quire_tokenizer_vocab(tokenizer), QUIRE_TINY_VOCAB);
+  assert_int_equal(quire_tokenizer_special(tokenizer).bos, QUIRE_TOKEN_NONE);
+  assert_int_equal(quire_tokenizer_special(tokenizer).eos, 1);
+  json_t *vectors = load_data("tiny_glm", "vectors");
+  assert_true(json_array_size(vectors) > 100);
+  for (size_t i = 0; i < json_array_size(vectors); i++) {
+    check_ids(tokenizer, json_array_get(vectors, i), "ids", 0);
+    check_ids(tokenizer, json_array_get(vectors, i), "added", QUIRE_ENCODE_ADD_SPECIAL);
+  }
+  json_decref(vectors);
+  quire_tokenizer_close(tokenizer);
+  remove_folder(dir);
 }
 
 static enum quire_status life(void *context, const struct quire_env *env) {
@@ -710,6 +744,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_accepted_variants),
       cmocka_unit_test(test_open_folder),
       cmocka_unit_test(test_tiny_model),
+      cmocka_unit_test(test_tiny_glm),
       cmocka_unit_test(test_every_allocation_refused),
       cmocka_unit_test(test_megabyte),
   };

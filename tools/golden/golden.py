@@ -42,8 +42,13 @@ class Case:
 
     @property
     def thin(self):
-        """Keeps no tensor of 256 and more columns for every row."""
+        """Keeps no residual stream for every row."""
         return self.weights != "f32" or self.spec.family == "glm_moe_dsa"
+
+    @property
+    def full(self):
+        """Keeps every row's list, and what is cached. A short prompt's lists have everything."""
+        return self.weights == "f32" and not (self.thin and self.length <= self.topk)
 
 
 # The caches are tried over two pages of 64 rows and a tail, with a top-k of 64: selection begins at row 64.
@@ -600,13 +605,12 @@ def layer_tensors(case, found, rows, is_mtp):
     """Tensors of one layer by their last name. Rows of the chain, past the end, are not among them."""
     owns = "scores" in found
     count, whole, thin = case.length, ["topk_gap"] if owns else [], ["hidden"]
-    full = case.weights == "f32"
     if "experts" in found:
         whole += ["experts", "expert_weight"]
     if case.kv == "f32":
         if owns:
-            (whole if full and not is_mtp else thin).append("topk")
-        thin += (["latent", "index_key"] if owns else ["latent"]) if full else []
+            (whole if case.full and not is_mtp else thin).append("topk")
+        thin += (["latent", "index_key"] if owns else ["latent"]) if case.full else []
         if not case.thin and not is_mtp:
             whole, thin = whole + ["hidden"], [name for name in thin if name != "hidden"]
     else:

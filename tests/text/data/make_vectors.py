@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes the tokenizers and test vectors of this folder with Hugging Face's `tokenizers` (any 0.2x from PyPI).
 
-The tests read only what is stored here; run this to make other vectors:  make_vectors.py [folder]
+The tests read only what is stored here; run this to make other vectors:  make_vectors.py [folder [tiny GLM]]
 
-    NAME.tokenizer.json   a small byte-level BPE, trained on the sentences below
-    NAME.vectors.json     [{"text": ..., "ids": [...], "added": [...]}]; added: with add_special_tokens
+    NAME.tokenizer.json     a small byte-level BPE, trained on the sentences below
+    NAME.vectors.json       [{"text": ..., "ids": [...], "added": [...]}]; added: with add_special_tokens
+    tiny_glm.vectors.json   of a tiny GLM's own tokenizer; the second argument is what `make_tiny DIR --glm` wrote
 """
 import json
 import os
@@ -105,19 +106,22 @@ def template(tokenizer, single):
     return processors.TemplateProcessing(single=single, special_tokens=ids)
 
 
-def store(name, tokenizer, change, count):
-    data = json.loads(tokenizer.to_str())
-    change(data)
-    tokenizer = Tokenizer.from_str(json.dumps(data))
+def store_vectors(name, tokenizer, count):
     rng = random.Random(name)
     vectors = []
     for text in TEXTS + [random_text(rng) for _ in range(count)]:
         vectors.append({"text": text, "ids": tokenizer.encode(text, add_special_tokens=False).ids,
                         "added": tokenizer.encode(text, add_special_tokens=True).ids})
-    with open(os.path.join(FOLDER, name + ".tokenizer.json"), "w") as file:
-        json.dump(data, file, separators=(",", ":"))
     with open(os.path.join(FOLDER, name + ".vectors.json"), "w") as file:
         file.write("[\n" + ",\n".join(json.dumps(v, separators=(",", ":")) for v in vectors) + "\n]\n")
+
+
+def store(name, tokenizer, change, count):
+    data = json.loads(tokenizer.to_str())
+    change(data)
+    store_vectors(name, Tokenizer.from_str(json.dumps(data)), count)
+    with open(os.path.join(FOLDER, name + ".tokenizer.json"), "w") as file:
+        json.dump(data, file, separators=(",", ":"))
 
 
 def strings(data):
@@ -145,3 +149,5 @@ store("glm", glm, whole_words, 120)
 plain = train(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True), 500)
 plain.post_processor = template(plain, "<|begin|> $A")
 store("plain", plain, nothing, 120)
+if len(sys.argv) > 2:
+    store_vectors("tiny_glm", Tokenizer.from_file(os.path.join(sys.argv[2], "tokenizer.json")), 60)
