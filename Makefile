@@ -34,7 +34,7 @@ demo: build
 	@tools/demo $(BUILD)
 
 check: build
-	@tools/run_tests $(BUILD) -L quick -LE 'slow|soak|tiny'
+	@tools/run_tests $(BUILD) -L quick -LE 'slow|soak'
 
 test: build
 	@tools/run_tests $(BUILD) -LE soak

@@ -4,7 +4,8 @@
 #
 # A test says what it needs in a comment within its first 40 lines:
 #     // ctest: timeout=300 labels=slow args=--cells,200
-# Labels: quick (the default: everything without a label of its own), slow, soak (only `make soak`), lint, fuzz, tiny.
+# Labels: quick (the default: everything without a label of its own), slow, soak (only `make soak`), sanitize (for a run
+# under sanitizers, beside the quick ones), lint, fuzz.
 set(tests_dir ${CMAKE_SOURCE_DIR}/tests)
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
 if(NOT CMOCKA_FOUND)

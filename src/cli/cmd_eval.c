@@ -455,6 +455,7 @@ int cli_eval(int argc, char **argv) {
   }
   struct eval eval = {.worker = &worker, .options = &options};
   struct quire_error error = {0};
+  setvbuf(stdout, NULL, _IOLBF, 0); /* each figure shows when it is measured, in a file too: the whole takes minutes */
   enum quire_status status = open_eval(&eval, &error);
   if (status == QUIRE_OK && options.loss) {
     status = measure_loss(&eval, &error);

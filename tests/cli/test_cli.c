@@ -315,6 +315,56 @@ static void test_damaged_models(void **state) {
   }
 }
 
+/* --- lists of prompts and cases --- */
+
+static const struct {
+  const char *name, *text, *names;
+} line_files[] = {
+    {"prompts.jsonl", "{\"prompt\": \"one\"}\n{\"prompt\": \n", "line 2"},
+    {"prompts.jsonl", "{\"prompt\": 7}\n", "line 1"},
+    {"prompts.jsonl", "[\"one\"]\n", "line 1"},
+    {"prompts.jsonl", "\xff\xfe\n", "line 1"},
+    {"prompts.jsonl", "{\"prompt\": \"\"}\n", "empty"},
+    {"prompts.jsonl", "\n\n", "no prompt"},
+    {"prompts.txt", "", "no prompt"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\", \"prompt\": [\"b\"]}\nnot json\n", "line 2"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\"}\n", "line 1"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\", \"prompt\": []}\n", "line 1"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\", \"prompt\": [[0, 99]]}\n", "line 1"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\", \"prompt\": [[-1, 2]]}\n", "line 1"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\", \"prompt\": [[1, -2]]}\n", "line 1"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\", \"prompt\": [[9223372036854775807, 1]]}\n", "line 1"},
+    {"recall.jsonl", "{\"id\": \"1k-0\", \"answer\": \"a\", \"prompt\": [[0, 9223372036854775807]]}\n", "line 1"},
+};
+
+static void write_text(const char *name, const char *text) {
+  char path[300];
+  snprintf(path, sizeof path, "%s/%s", broken_dir, name);
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  fputs(text, file);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void test_damaged_lists(void **state) {
+  (void)state;
+  write_text("filler.txt", "ten bytes.");
+  write_text("heldout.txt", "unseen");
+  for (size_t i = 0; i < sizeof line_files / sizeof line_files[0]; i++) {
+    char arguments[1024];
+    bool prompts = line_files[i].name[0] == 'p';
+    write_text(line_files[i].name, line_files[i].text);
+    snprintf(arguments, sizeof arguments,
+             prompts ? "run --model '%s' -n 1 --prompts '%s/%s'" : "eval --model '%s' --no-loss --eval-folder '%s'",
+             model_dir, broken_dir, line_files[i].name);
+    struct outcome *outcome = quire(arguments);
+    if (outcome->code != 2 || strstr(outcome->err, line_files[i].names) == NULL || lines(outcome->err) != 1) {
+      fail_msg("%s \"%s\": code %d, stdout \"%s\", stderr \"%s\" (should name %s)", line_files[i].name,
+               line_files[i].text, outcome->code, outcome->out, outcome->err, line_files[i].names);
+    }
+  }
+}
+
 static int setup(void **state) {
   (void)state;
   snprintf(model_dir, sizeof model_dir, "/tmp/quire-cli-XXXXXX");
@@ -347,7 +397,7 @@ static int teardown(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_refusals), cmocka_unit_test(test_answers),        cmocka_unit_test(test_prompt_files),
-      cmocka_unit_test(test_insight),  cmocka_unit_test(test_damaged_models),
+      cmocka_unit_test(test_insight),  cmocka_unit_test(test_damaged_models), cmocka_unit_test(test_damaged_lists),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -48,6 +48,12 @@ static const struct digest_case cases[] = {
     {GLM, QUIRE_DTYPE_F32, QUIRE_KV_F32, {0x77045442657f7863u, 0xc788b46345e4f519u}},
 };
 #define CASES (sizeof cases / sizeof cases[0])
+/* Sanitizers make this thirty times slower and no other bytes: there, three cases are enough. */
+#ifdef __SANITIZE_ADDRESS__
+#define STRIDE 7
+#else
+#define STRIDE 1
+#endif
 
 static struct exact_model models[WEIGHTS];
 static int32_t tokens[LENGTH];
@@ -104,7 +110,7 @@ static void print_case(const struct digest_case *c, struct quire_hash128 digest)
 
 static void expect_digests(const char *isa) {
   int different = 0;
-  for (size_t i = 0; i < CASES; i++) {
+  for (size_t i = 0; i < CASES; i += STRIDE) {
     struct quire_hash128 digest = digest_of(&cases[i], isa);
     bool equal = quire_hash128_equal(digest, cases[i].digest);
     different += equal ? 0 : 1;

@@ -1,7 +1,7 @@
 /* Two things in one target, told apart by the first byte.
  *
- *   '{'    a tokenizer.json, then optionally a NUL and a text for it. Whatever is accepted must encode any text, in
- *          both ways of merging, and give its bytes back.
+ *   '{'    a tokenizer.json, then optionally a NUL and a text for it, then optionally a NUL and a tokenizer_config.json.
+ *          Whatever is accepted must encode any text, in both ways of merging, and give its bytes back.
  *   other  a text for the tokenizers of tests/text/data. */
 #include <stddef.h>
 #include <stdint.h>
@@ -71,21 +71,34 @@ static struct quire_tokenizer *known(int index) {
   return tokenizers[index];
 }
 
+struct piece {
+  const char *data;
+  size_t bytes;
+};
+
+/* Cuts off and returns the bytes before the next NUL; what is left stays in rest. */
+static struct piece take(struct piece *rest) {
+  const char *end = memchr(rest->data, '\0', rest->bytes);
+  struct piece first = {rest->data, end ? (size_t)(end - rest->data) : rest->bytes};
+  size_t cut = end ? first.bytes + 1 : first.bytes;
+  *rest = (struct piece){rest->data + cut, rest->bytes - cut};
+  return first;
+}
+
 static void fuzz_file(const char *data, size_t size) {
-  const char *end = memchr(data, '\0', size);
-  size_t json_bytes = end ? (size_t)(end - data) : size;
-  const char *text = end ? end + 1 : data;
-  size_t bytes = end ? size - json_bytes - 1 : size;
+  struct piece rest = {data, size};
+  struct piece json = take(&rest), text = take(&rest);
   struct quire_tokenizer *tokenizer = NULL;
   struct quire_error error = {0};
-  struct quire_tokenizer_files files = {data, json_bytes, NULL, 0};
+  struct quire_tokenizer_files files = {json.data, json.bytes, rest.bytes > 0 ? rest.data : NULL, rest.bytes};
   if (quire_tokenizer_parse(quire_env_default(), files, &tokenizer, &error)) {
     QUIRE_ASSERT(error.status && error.text[0] && !strchr(error.text, '\n') && !tokenizer);
     return;
   }
-  bytes = bytes < TEXT_MAX ? bytes : TEXT_MAX;
-  round_trip(tokenizer, text, bytes, 0);
-  round_trip(tokenizer, text, bytes, QUIRE_ENCODE_LITERAL);
+  text = text.bytes > 0 ? text : json;
+  text.bytes = text.bytes < TEXT_MAX ? text.bytes : TEXT_MAX;
+  round_trip(tokenizer, text.data, text.bytes, 0);
+  round_trip(tokenizer, text.data, text.bytes, QUIRE_ENCODE_LITERAL);
   quire_tokenizer_close(tokenizer);
 }
 
