@@ -77,6 +77,10 @@ void quire_stream_fill(struct quire_stream *stream, void *target, int value, siz
 void quire_stream_copy_digest(struct quire_stream *stream, void *target, const void *source, size_t bytes,
                               uint64_t *digest_out);
 
+/* Copies at once, on the calling thread, past the caches: for more bytes than they keep until they are read, since a
+ * line that is written whole need not be fetched first. Ranges must not overlap; any alignment. */
+void quire_copy_past_caches(void *target, const void *source, size_t bytes);
+
 /* The point after everything enqueued so far. */
 struct quire_event quire_stream_record(struct quire_stream *stream);
 /* Later items of stream run after the event is reached. */

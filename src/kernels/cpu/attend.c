@@ -1,4 +1,4 @@
-/* Attention of one query row at a time over its selected rows, for 16 heads at a time.
+/* Attention of one query row at a time over its selected rows, for up to 64 heads at a time.
  *
  *   gather   the selected rows, decoded, side by side in scratch: once for all heads
  *   scores   q x rows, the product of gemm.h
@@ -18,17 +18,17 @@
 
 #define ROWS_BLOCK 64
 #define DEAL_ROWS_MAX 8
-#define PREFETCH_ROWS 4
+#define PREFETCH_ROWS 8
 #define CACHE_LINE 64
 
 static_assert(ROWS_BLOCK % 2 == 0, "blocks hold whole pairs");
 
 struct workspace {
   uint8_t *rows; /* [topk + 1][576] bf16 or f32 */
-  uint8_t *q;    /* [16][576] */
-  float *scores; /* [16][score_ld] */
-  uint16_t *p;   /* [16][score_ld] */
-  float *out;    /* [16][512] */
+  uint8_t *q;    /* [QUIRE_ATTEND_HEADS][576] */
+  float *scores; /* [QUIRE_ATTEND_HEADS][score_ld] */
+  uint16_t *p;   /* [QUIRE_ATTEND_HEADS][score_ld] */
+  float *out;    /* [QUIRE_ATTEND_HEADS][512] */
   int64_t score_ld;
   const struct quire_kv_source *held; /* whose positions from first on the rows are, */
   int32_t held_count;                 /* so many; 0: something else */
@@ -236,7 +236,7 @@ static void values_sum(const struct attend_run *run, const struct workspace *ws,
   }
 }
 
-/* Up to 16 heads of a query row whose list is gathered in `rows`. */
+/* Up to QUIRE_ATTEND_HEADS heads of a query row whose list is gathered in `rows`. */
 static void heads_attend(const struct attend_run *run, const struct workspace *ws, const uint8_t *rows, int32_t row,
                          int32_t head, int heads) {
   const struct quire_attend *op = &run->op;

@@ -7,7 +7,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/kernels.h"
 
-#define QUIRE_ATTEND_HEADS 16 /* heads that share a pass over the rows */
+#define QUIRE_ATTEND_HEADS 64 /* heads that share a pass over the rows */
 
 struct quire_attend_isa {
   const struct quire_gemm_isa *gemm;

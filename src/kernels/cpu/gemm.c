@@ -191,9 +191,23 @@ static void rows_write(const struct plan *p, int64_t row, int64_t column, int ro
     int64_t at = (row + r) * g->y_ld + column;
     if (g->y_dtype == QUIRE_DTYPE_BF16) {
       lanes_to_bf16(out, (uint16_t *)g->y + at, columns);
+    } else if (columns == QUIRE_GEMM_COLUMNS) { /* of a known size: no call */
+      memcpy((float *)g->y + at, out, QUIRE_GEMM_COLUMNS * sizeof(float));
     } else {
       memcpy((float *)g->y + at, out, (size_t)columns * sizeof(float));
     }
+  }
+}
+
+/* Asks for one row of W of the next n-tile's chunk, so that it arrives while this one is computed. */
+static void next_ask(const struct plan *p, const struct chunk *c, int64_t column, int row) {
+  const struct quire_weight *w = &p->gemm->w;
+  if (column + QUIRE_GEMM_COLUMNS + row >= w->n) {
+    return;
+  }
+  const uint8_t *from = element(w->data, w->dtype, (column + QUIRE_GEMM_COLUMNS + row) * w->ld + c->k_begin);
+  for (int64_t at = 0; at < (int64_t)c->k * dtype_bytes(w->dtype); at += CACHE_LINE) {
+    __builtin_prefetch(from + at, 0, 2);
   }
 }
 
@@ -205,6 +219,9 @@ static void block_compute(const struct plan *p, int64_t row, int rows, int64_t c
     for (int r = 0; r < rows;) {
       int left = rows - r;
       int group = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      if (r % ROW_GROUP == 0 && rows > ROW_GROUP) {
+        next_ask(p, &c, column, r / ROW_GROUP);
+      }
       group_compute(p, &c, row + r, r, group);
       r += group;
     }

@@ -160,7 +160,7 @@ static void keys_stage(const struct select_run *run, const struct quire_kv_sourc
 static void tile_score(const struct select_run *run, const struct workspace *ws, struct tile tile, int32_t begin,
                        int32_t end) {
   const struct quire_select *op = &run->op;
-  lists_clear(op, ws);
+  lists_clear(run, ws);
   for (int32_t row = tile.begin; row < tile.end; row++) {
     if (row_scores(op, row) && begin < end) {
       row_stage(run, ws, row, row - tile.begin);

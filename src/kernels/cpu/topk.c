@@ -65,10 +65,10 @@ void quire_topk_cut(struct quire_topk *top) {
 
 void quire_topk_push(struct quire_topk *top, const float *scores, int32_t position, int32_t count) {
   QUIRE_ASSERT(count <= PUSH_MAX);
-  if (top->count + count > top->capacity) {
+  if (top->count + PUSH_MAX > top->capacity) {
     quire_topk_cut(top);
   }
-  QUIRE_ASSERT(top->count + count <= top->capacity);
+  QUIRE_ASSERT(top->count + PUSH_MAX <= top->capacity);
   if (top->wide) {
     quire_topk_push_avx512(top, scores, position, count);
     return;

@@ -5,7 +5,7 @@
  * its k best around the k-th key, which a radix search finds, or with AVX-512 a partition around sampled pivots. Cost:
  * a compare a position and rarely a cut.
  *
- * Memory: the caller's arrays of `capacity` entries. Internal to the cpu kernels; one thread at a time. */
+ * Memory: the caller's arrays of `capacity` entries, quire_topk_capacity(k). Internal to the cpu kernels; one thread at a time. */
 #ifndef QUIRE_KERNELS_CPU_TOPK_H
 #define QUIRE_KERNELS_CPU_TOPK_H
 
@@ -22,9 +22,9 @@ struct quire_topk {
   bool wide;          /* the machine has AVX-512: same lists, faster */
 };
 
-#define QUIRE_TOPK_NEWCOMERS 6144
-/* Room for k and for as many newcomers that cutting is rare. */
-static inline int32_t quire_topk_capacity(int32_t k) { return k + QUIRE_TOPK_NEWCOMERS; }
+#define QUIRE_TOPK_NEWCOMERS 7168
+/* Room for k and for as many newcomers that cutting is rare; whole registers of 16. */
+static inline int32_t quire_topk_capacity(int32_t k) { return (k + QUIRE_TOPK_NEWCOMERS + 15) / 16 * 16; }
 
 /* Cuts the list to its k best. */
 void quire_topk_cut(struct quire_topk *top);

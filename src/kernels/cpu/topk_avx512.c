@@ -7,9 +7,9 @@
 #include "kernels/cpu/topk.h"
 
 #define STEP 16
-#define SAMPLE 64
-#define FEW 128 /* keys that are left to the radix search */
-#define PARTITIONS_MAX 12
+#define SAMPLE (2 * STEP)
+#define FEW 128 /* keys too few for a sample */
+#define PARTITIONS_MAX 40
 #define LIST_MAX (2048 + QUIRE_TOPK_NEWCOMERS)
 
 static inline __mmask16 first_lanes(int32_t count) {
@@ -39,75 +39,84 @@ void quire_topk_push_avx512(struct quire_topk *top, const float *scores, int32_t
     }
     int32_t taken = __builtin_popcount(better);
     __m512i positions = _mm512_add_epi32(_mm512_set1_epi32(position + i), steps);
-    __mmask16 to = first_lanes(taken);
-    _mm512_mask_storeu_epi32(top->key + kept, to, _mm512_maskz_compress_epi32(better, keys));
-    _mm512_mask_storeu_epi32(top->position + kept, to, _mm512_maskz_compress_epi32(better, positions));
+    /* whole registers: behind a list that can take 64 there is room, and masked stores are slow */
+    _mm512_storeu_si512(top->key + kept, _mm512_maskz_compress_epi32(better, keys));
+    _mm512_storeu_si512(top->position + kept, _mm512_maskz_compress_epi32(better, positions));
     kept += taken;
   }
   top->count = kept;
 }
 
-/* The key of a sample whose rank in it is that of the wanted one among all. */
+/* A key of a sample that lies, by its rank there, a little beyond the wanted one on the side where more keys are: so the
+ * wanted one stays with the few, and the next pivot, on its other side, leaves it with fewer still. */
 static uint32_t pivot_of(const uint32_t *key, int32_t count, int32_t k) {
   uint32_t sample[SAMPLE];
-  for (int32_t i = 0; i < SAMPLE; i++) {
-    sample[i] = key[(int64_t)i * count / SAMPLE];
+  if (count < FEW) {
+    return key[count / 2];
   }
-  int32_t rank = (int32_t)((int64_t)k * SAMPLE / count);
-  for (int32_t i = 0; i <= rank && i < SAMPLE; i++) { /* the (rank + 1) largest come to the front */
-    for (int32_t j = i + 1; j < SAMPLE; j++) {
-      uint32_t larger = sample[i] > sample[j] ? sample[i] : sample[j];
-      sample[j] = sample[i] > sample[j] ? sample[j] : sample[i];
-      sample[i] = larger;
+  for (int32_t i = 0; i < SAMPLE; i++) {
+    sample[i] = key[(2 * (int64_t)i + 1) * count / (2 * SAMPLE)];
+  }
+  const __m512i low = _mm512_loadu_si512(sample), high = _mm512_loadu_si512(sample + STEP);
+  const int32_t rank = (int32_t)((int64_t)k * SAMPLE / count);
+  const bool behind = 2 * k <= count;
+  const int32_t wanted = behind ? rank + 1 : rank - 1;
+  uint32_t pivot = sample[0];
+  int32_t nearest = 2 * SAMPLE;
+  for (int32_t i = 0; i < SAMPLE; i++) {
+    __m512i one = _mm512_set1_epi32((int)sample[i]);
+    int32_t above =
+        __builtin_popcount(_mm512_cmpgt_epu32_mask(low, one)) + __builtin_popcount(_mm512_cmpgt_epu32_mask(high, one));
+    int32_t distance = behind ? above - wanted : wanted - above;
+    if (distance >= 0 && distance < nearest) {
+      nearest = distance;
+      pivot = sample[i];
     }
   }
-  return sample[rank < SAMPLE ? rank : SAMPLE - 1];
+  return pivot;
 }
 
-struct partition {
-  uint32_t *above, *below; /* [count + STEP] */
-  int32_t above_count, below_count;
-};
-
-/* Keys above and below a pivot in two lists; those equal to it are in neither. `above` may be the list itself: what is
- * written lies behind what was read. */
-static void divide(const uint32_t *key, int32_t count, uint32_t pivot, struct partition *out) {
+/* Keys above a pivot, or below it, into `out` [count + STEP], which does not overlap `key`. Returns their number; *equal_out: keys equal to it. */
+static int32_t side_of(const uint32_t *key, int32_t count, uint32_t pivot, bool above, uint32_t *out,
+                       int32_t *equal_out) {
   const __m512i middle = _mm512_set1_epi32((int)pivot);
-  int32_t above = 0, below = 0;
-  for (int32_t i = 0; i < count; i += STEP) {
-    __mmask16 lanes = first_lanes(count - i);
-    __m512i keys = _mm512_maskz_loadu_epi32(lanes, key + i);
-    __mmask16 up = _mm512_mask_cmpgt_epu32_mask(lanes, keys, middle);
-    __mmask16 down = _mm512_mask_cmplt_epu32_mask(lanes, keys, middle);
-    _mm512_storeu_si512(out->above + above, _mm512_maskz_compress_epi32(up, keys));
-    _mm512_storeu_si512(out->below + below, _mm512_maskz_compress_epi32(down, keys));
-    above += __builtin_popcount(up);
-    below += __builtin_popcount(down);
+  int32_t taken = 0, equal = 0, i = 0;
+  for (; i + STEP <= count; i += STEP) { /* whole registers: no mask on the way */
+    __m512i keys = _mm512_loadu_si512(key + i);
+    __mmask16 side = above ? _mm512_cmpgt_epu32_mask(keys, middle) : _mm512_cmplt_epu32_mask(keys, middle);
+    _mm512_storeu_si512(out + taken, _mm512_maskz_compress_epi32(side, keys));
+    taken += __builtin_popcount(side);
+    equal += __builtin_popcount(_mm512_cmpeq_epu32_mask(keys, middle));
   }
-  out->above_count = above;
-  out->below_count = below;
+  for (; i < count; i++) {
+    out[taken] = key[i];
+    taken += above ? key[i] > pivot : key[i] < pivot;
+    equal += key[i] == pivot;
+  }
+  *equal_out = equal;
+  return taken;
 }
 
+/* One side of each pivot is taken, where the wanted key should be; where it is not, the other. */
 static uint32_t kth_key(const uint32_t *key, int32_t count, int32_t k, int32_t *ties_out) {
   uint32_t lists[2][LIST_MAX + STEP];
-  struct partition part;
-  for (int round = 0; count > FEW && round < PARTITIONS_MAX; round++) {
+  for (int round = 0; round < PARTITIONS_MAX; round++) {
     uint32_t pivot = pivot_of(key, count, k);
-    part.above = key == lists[1] ? lists[1] : lists[0];
-    part.below = key == lists[1] ? lists[0] : lists[1];
-    divide(key, count, pivot, &part);
-    int32_t equal = count - part.above_count - part.below_count;
-    if (k <= part.above_count) {
-      key = part.above;
-      count = part.above_count;
-    } else if (k <= part.above_count + equal) {
-      *ties_out = k - part.above_count;
+    uint32_t *out = key == lists[0] ? lists[1] : lists[0];
+    bool above = 2 * k <= count;
+    int32_t equal, taken = side_of(key, count, pivot, above, out, &equal);
+    int32_t larger = above ? taken : count - taken - equal;
+    if (k > larger && k <= larger + equal) {
+      *ties_out = k - larger;
       return pivot;
-    } else {
-      k -= part.above_count + equal;
-      key = part.below;
-      count = part.below_count;
     }
+    if (above != (k <= larger)) {
+      above = !above;
+      taken = side_of(key, count, pivot, above, out, &equal);
+    }
+    k -= above ? 0 : larger + equal;
+    key = out;
+    count = taken;
   }
   return quire_topk_kth(key, count, k, ties_out);
 }
@@ -133,9 +142,8 @@ void quire_topk_cut_avx512(struct quire_topk *top) {
     tie = ties > 0 ? first_of(tie, ties) : 0;
     ties -= __builtin_popcount(tie);
     __mmask16 stay = (__mmask16)(_mm512_mask_cmpgt_epu32_mask(lanes, keys, last) | tie);
-    __mmask16 to = first_lanes(__builtin_popcount(stay));
-    _mm512_mask_storeu_epi32(top->key + kept, to, _mm512_maskz_compress_epi32(stay, keys));
-    _mm512_mask_storeu_epi32(top->position + kept, to, _mm512_maskz_compress_epi32(stay, positions));
+    _mm512_storeu_si512(top->key + kept, _mm512_maskz_compress_epi32(stay, keys));
+    _mm512_storeu_si512(top->position + kept, _mm512_maskz_compress_epi32(stay, positions));
     kept += __builtin_popcount(stay);
   }
   QUIRE_ASSERT(kept == top->k);

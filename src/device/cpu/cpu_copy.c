@@ -1,0 +1,27 @@
+/* Stores that go to memory without reading the line they fill. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "device/device.h"
+
+#define WIDTH 32
+#define LINE 64
+
+void quire_copy_past_caches(void *target, const void *source, size_t bytes) {
+  uint8_t *to = target;
+  const uint8_t *from = source;
+  size_t head = (LINE - ((uintptr_t)to & (LINE - 1))) & (LINE - 1);
+  head = head < bytes ? head : bytes;
+  QUIRE_ASSERT(to + bytes <= from || from + bytes <= to);
+  memcpy(to, from, head);
+  size_t at = head;
+  for (; at + LINE <= bytes; at += LINE) {
+    __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)(from + at));
+    __m256i high = _mm256_loadu_si256((const __m256i *)(const void *)(from + at + WIDTH));
+    _mm256_stream_si256((__m256i *)(void *)(to + at), low);
+    _mm256_stream_si256((__m256i *)(void *)(to + at + WIDTH), high);
+  }
+  memcpy(to + at, from + at, bytes - at);
+  _mm_sfence(); /* such stores are not ordered with those that announce them */
+}
