@@ -95,7 +95,7 @@ static const struct quire_option option_rows[] = {
      .offset = AT(budget_bytes),
      .default_text = "256M",
      .min = 1 << 20,
-     .max = 1e15,
+     .max = 0x1p53,
      .help = "bytes a rank may reserve in the run of bench capacity"},
 };
 

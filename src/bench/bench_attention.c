@@ -152,7 +152,7 @@ static void close_composition(struct attend_side *s) {
 static enum quire_status measure(struct bench *bench, struct attend_side *side, const char *name, int threads,
                                  struct quire_error *error_out) {
   const struct quire_attend *op = &side->attend;
-  struct bench_peak peak = {bench_isa_of(bench->kernels->name), bench->team[threads]};
+  struct bench_peak peak = bench_peak_of(bench_isa_of(bench->kernels->name), bench->team[threads]);
   bool fp8 = op->format == QUIRE_KV_FP8;
   double operations = 2.0 * op->heads * op->topk * (QUIRE_KV_DIM + QUIRE_LATENT_DIM) * op->rows.m;
   struct bench_case c = {

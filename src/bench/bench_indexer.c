@@ -54,7 +54,7 @@ static void close_buffers(struct buffers *b) {
 
 static enum quire_status measure(struct bench *bench, const struct quire_model_config *m, struct bench_case *c,
                                  struct select_side *side, struct quire_error *error_out) {
-  struct bench_peak peak = {bench_isa_of(bench->kernels->name), bench->team[c->threads]};
+  struct bench_peak peak = bench_peak_of(bench_isa_of(bench->kernels->name), bench->team[c->threads]);
   int32_t rows = side->select.rows.m;
   double keys = (double)side->select.limit_max * rows;
   c->unit = "Gop/s";

@@ -20,6 +20,7 @@
 #define CHUNK 256
 #define EXPERTS 8
 #define VOCAB 1024
+#define READ_PIECE ((size_t)4 << 20)
 
 /* One block for all weights: measured twice, handed out once. */
 struct block {
@@ -289,7 +290,6 @@ static void step_work(void *context) {
 struct ideal {
   struct bench_read read; /* pieces 0: nothing to read */
   struct bench_peak peak;
-  int64_t peaks; /* calls of bench_peak_work */
 };
 
 static void ideal_work(void *context) {
@@ -297,9 +297,7 @@ static void ideal_work(void *context) {
   for (int64_t i = 0; i < ideal->read.pieces; i++) {
     bench_read_work(&ideal->read);
   }
-  for (int64_t i = 0; i < ideal->peaks; i++) {
-    bench_peak_work(&ideal->peak);
-  }
+  bench_peak_work(&ideal->peak);
 }
 
 static enum quire_status measure(struct bench *bench, struct layer *l, int32_t context, int32_t rows, int threads,
@@ -311,11 +309,10 @@ static enum quire_status measure(struct bench *bench, struct layer *l, int32_t c
   double operations = attention + indexer + (rows > 1 ? rows * l->operations : 0);
   const struct bench_isa *isa = bench_isa_of(bench->kernels->name);
   struct ideal ideal = {
-      .read = {isa, bench->team[threads], l->block.base, (size_t)1 << 20,
-               rows > 1 ? 0 : (int64_t)(l->weights.mapped_bytes >> 20), 0},
-      .peak = {isa, bench->team[threads]},
+      .read = {isa, bench->team[threads], l->block.base, READ_PIECE,
+               rows > 1 ? 0 : (int64_t)(l->weights.mapped_bytes / READ_PIECE), 0},
+      .peak = {isa, bench->team[threads], (int64_t)(operations / (isa->dot_operations * threads))},
   };
-  ideal.peaks = (int64_t)(operations / bench_peak_operations(&ideal.peak)) + 1;
   snprintf(name, sizeof name, "layer %s %d rows behind %dK, t=%d", rows > 1 ? "prefill" : "decode", rows, context >> 10,
            threads);
   struct bench_case c = {

@@ -91,15 +91,23 @@ const struct bench_isa *bench_isa_of(const char *kernels) {
 
 /* --- sides --- */
 
+#define PEAK_LOOPS 4096
+#define PEAK_LOOPS_TEAM (PEAK_LOOPS * 64)
+
+struct bench_peak bench_peak_of(const struct bench_isa *isa, struct quire_team *team) {
+  return (struct bench_peak){isa, team, quire_team_threads(team) > 1 ? PEAK_LOOPS_TEAM : PEAK_LOOPS};
+}
+
 static void peak_member(void *context, int member, int threads) {
+  const struct bench_peak *peak = context;
   (void)member, (void)threads;
-  ((const struct bench_peak *)context)->isa->dot(BENCH_PEAK_LOOPS);
+  peak->isa->dot(peak->loops);
 }
 
 void bench_peak_work(void *peak) { quire_team_run(((struct bench_peak *)peak)->team, peak_member, peak); }
 
 double bench_peak_operations(const struct bench_peak *peak) {
-  return peak->isa->dot_operations * BENCH_PEAK_LOOPS * quire_team_threads(peak->team);
+  return peak->isa->dot_operations * (double)peak->loops * quire_team_threads(peak->team);
 }
 
 static void read_member(void *context, int member, int threads) {

@@ -32,12 +32,13 @@ extern const struct bench_isa bench_isa_avx512;
 /* That of a kernel table by name. */
 const struct bench_isa *bench_isa_of(const char *kernels);
 
-/* Work of a side: dot products from registers on every member. */
+/* Work of a side: dot products from registers on every member; long enough that waking a team does not count. */
 struct bench_peak {
   const struct bench_isa *isa;
   struct quire_team *team;
+  int64_t loops; /* of every member */
 };
-#define BENCH_PEAK_LOOPS 4096
+struct bench_peak bench_peak_of(const struct bench_isa *isa, struct quire_team *team);
 void bench_peak_work(void *peak);
 double bench_peak_operations(const struct bench_peak *peak);
 

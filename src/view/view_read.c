@@ -49,11 +49,19 @@ struct gather_job {
   int32_t flat;
 };
 
+/* Bytes of a part's prefix from which its copy goes past the caches. */
+#define GATHER_PAST_CACHES_BYTES ((int64_t)8 << 20)
+
 /* Copies the valid rows of one page. */
-static void gather_rows(const struct quire_part *part, const uint8_t *from, uint8_t *to, int32_t rows) {
+static void gather_rows(const struct quire_part *part, const uint8_t *from, uint8_t *to, int32_t rows, bool far) {
   for (int32_t i = 0; i < part->pieces; i++) {
     const struct quire_piece *piece = &part->piece[i];
-    memcpy(to + piece->offset, from + piece->offset, (size_t)rows * (size_t)piece->row_bytes);
+    size_t bytes = (size_t)rows * (size_t)piece->row_bytes;
+    if (far) {
+      quire_copy_past_caches(to + piece->offset, from + piece->offset, bytes);
+    } else {
+      memcpy(to + piece->offset, from + piece->offset, bytes);
+    }
   }
 }
 
@@ -74,10 +82,12 @@ static void gather_run(void *args, struct quire_team *team) {
     const quire_page *table = quire_view_table(view, entry->request);
     for (int kind = QUIRE_PART_LATENT; kind <= QUIRE_PART_INDEX_KEY; kind++) {
       int32_t part = quire_parts_find(parts, model, (enum quire_part_kind)kind, layer);
+      bool far = part != QUIRE_PART_NONE &&
+                 (int64_t)entry->prefix_end * parts->part[part].row_bytes >= GATHER_PAST_CACHES_BYTES;
       for (int32_t p = 0; part != QUIRE_PART_NONE && p * page_tokens < entry->prefix_end; p++) {
         gather_rows(&parts->part[part], quire_view_page(view, part, table[p]),
                     gather_page(view, job->flat, (enum quire_part_kind)kind, view->gather_page[e] + p),
-                    quire_view_valid_rows(view, entry, p));
+                    quire_view_valid_rows(view, entry, p), far);
       }
     }
   }
