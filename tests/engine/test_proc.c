@@ -26,11 +26,7 @@ static int32_t tokens[PROMPT];
 
 static int open_model(void **unused) {
   (void)unused;
-  struct quire_tiny_options options = quire_tiny_defaults();
-  options.layers = 2;
-  options.heads = 4;
-  options.dtype = QUIRE_TINY_FP8;
-  exact_model_tiny(&model, &options);
+  exact_model_small(&model, QUIRE_TINY_FP8);
   quire_tiny_tokens(43, PROMPT, tokens);
   return 0;
 }

@@ -154,11 +154,7 @@ static void numerics_have_their_own_fingerprints(void **unused) {
 
 static int set_up(void **unused) {
   (void)unused;
-  struct quire_tiny_options options = quire_tiny_defaults();
-  options.layers = 2;
-  options.heads = 4;
-  options.dtype = QUIRE_TINY_BF16;
-  exact_model_tiny(&model, &options);
+  exact_model_small(&model, QUIRE_TINY_BF16);
   quire_tiny_tokens(23, LENGTH, tokens);
   return 0;
 }

@@ -17,11 +17,7 @@ static int32_t prompts[EXACT_SLOTS][512];
 
 static int open_model(void **unused) {
   (void)unused;
-  struct quire_tiny_options options = quire_tiny_defaults();
-  options.layers = 2;
-  options.heads = 4;
-  options.dtype = QUIRE_TINY_BF16;
-  exact_model_tiny(&model, &options);
+  exact_model_small(&model, QUIRE_TINY_BF16);
   for (int i = 0; i < EXACT_SLOTS; i++) {
     quire_tiny_tokens((uint64_t)(31 + i), 512, prompts[i]);
   }

@@ -53,6 +53,14 @@ static void remove_folder(const struct exact_model *model, int shards_max) {
   rmdir(model->dir);
 }
 
+void exact_model_small(struct exact_model *model, enum quire_tiny_dtype dtype) {
+  struct quire_tiny_options options = quire_tiny_defaults();
+  options.layers = 2;
+  options.heads = 4;
+  options.dtype = dtype;
+  exact_model_tiny(model, &options);
+}
+
 void exact_model_close(struct exact_model *model) {
   for (int i = 0; i < 4; i++) {
     quire_model_weights_close(model->weights[i / 2][i % 2]);

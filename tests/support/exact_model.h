@@ -23,6 +23,8 @@ struct exact_model {
 void exact_model_open(struct exact_model *model, const char *dir);
 /* Writes a tiny model first. */
 void exact_model_tiny(struct exact_model *model, const struct quire_tiny_options *options);
+/* Two layers and four heads: enough for everything but arithmetic. */
+void exact_model_small(struct exact_model *model, enum quire_tiny_dtype dtype);
 void exact_model_close(struct exact_model *model);
 
 const struct quire_model_weights *exact_model_weights(struct exact_model *model, enum quire_dtype compute, bool mtp);
