@@ -257,7 +257,7 @@ static enum quire_status run_pass(const struct run_context *context, const struc
       result->drawn[i] = answer.drawn;
       answer.drawn = (struct cli_tokens){0};
       if (show) {
-        printf("\n");
+        print_text(NULL, "\n", 1);
       }
     }
     quire_engine_finish(engine);
@@ -325,7 +325,7 @@ static void free_result(struct pass_result *result, int32_t prompts) {
   free(result->kv);
 }
 
-/* The same prompts on one rank; prints the verdict. */
+/* The same prompts on one rank: are tokens and stored bytes the same? */
 static enum quire_status verify(const struct run_context *context, const struct quire_engine_config *config,
                                 const struct pass_result *result, bool *equal_out, struct quire_error *error_out) {
   int32_t prompts = context->list->count;
@@ -340,7 +340,6 @@ static enum quire_status verify(const struct run_context *context, const struct 
   }
   if (status == QUIRE_OK) {
     *equal_out = passes_equal(result, &again, prompts);
-    fprintf(stderr, "  same tokens and same KV bytes as one rank: %s\n", *equal_out ? "yes" : "NO");
   }
   free_result(&again, prompts);
   return status;
@@ -382,11 +381,14 @@ static int run_all(const struct cli_worker *worker, const struct run_options *ru
                              "may have been nothing to act on",
                              (long long)worker->fault_step);
   }
+  if (status == QUIRE_OK && run->verify) {
+    status = verify(&context, &config, &result, &equal, &error);
+  }
   if (status == QUIRE_OK && !run->quiet) {
     print_summary(&config, &result);
   }
   if (status == QUIRE_OK && run->verify) {
-    status = verify(&context, &config, &result, &equal, &error);
+    fprintf(stderr, "  same tokens and same KV bytes as one rank: %s\n", equal ? "yes" : "NO");
   }
   free_result(&result, list.count);
   for (int32_t i = 0; i < list.count; i++) {
