@@ -37,6 +37,7 @@ struct shape {
   int32_t first;
   bool whole; /* lists are all that a row sees */
   bool any_scale;
+  float scale; /* of the softmax; 0: a model's */
 };
 
 static bool is_bf16(const struct quire_attend *op) {
@@ -199,7 +200,7 @@ static void attention_make(struct attention *a, struct shape shape) {
       .q_dtype = shape.q_dtype,
       .heads = shape.heads,
       .topk = shape.topk,
-      .scale = 0.1352337789f,
+      .scale = shape.scale > 0.0f ? shape.scale : 0.1352337789f,
   };
   for (int64_t r = 0; r < shape.rows; r++) {
     for (int64_t h = 0; h < shape.heads; h++) {
@@ -287,6 +288,24 @@ static void test_random_shapes(void **state) {
         .whole = test_between(&rng, 0, 1) == 1,
         .any_scale = test_between(&rng, 0, 2) == 0,
     });
+  }
+}
+
+/* Exponentials from 0 to 1, most of them below the smallest that is not zero; lists that end within a block of rows and
+ * within a pair. */
+static void test_steep(void **state) {
+  (void)state;
+  const float scales[] = {0.5f, 1.5f, 40.0f};
+  for (int i = 0; i < 6; i++) {
+    check_shape((struct shape){.format = (enum quire_kv_format)test_between(&rng, 0, 2),
+                               .q_dtype = i % 2 == 0 ? QUIRE_DTYPE_F32 : QUIRE_DTYPE_BF16,
+                               .rows = 3,
+                               .sources = 1,
+                               .length = 560,
+                               .heads = 9,
+                               .topk = test_between(&rng, 257, 530),
+                               .whole = i >= 3,
+                               .scale = scales[i % 3]});
   }
 }
 
@@ -395,7 +414,7 @@ static int tear_down(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_types), cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_team),
-      cmocka_unit_test(test_empty), cmocka_unit_test(test_accuracy),
+      cmocka_unit_test(test_steep), cmocka_unit_test(test_empty),         cmocka_unit_test(test_accuracy),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

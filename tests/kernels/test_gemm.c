@@ -99,6 +99,10 @@ static void test_team(void **state) {
   check_shape(70, 520, 256);
   check_shape(3, 1040, 2048);
   check_shape(300, 17, 1700);
+  check_shape(300, 15, 1900); /* fewer columns than a tile: shares of rows, shares of nothing */
+  check_shape(3, 15, 139904);
+  check_shape(131, 83, 2112); /* blocks of several n-tiles and chunks, all with ends */
+  check_shape(66, 48, 4096);  /* rows that share sets of a cache */
 }
 
 static void test_random_shapes(void **state) {

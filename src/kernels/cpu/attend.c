@@ -3,7 +3,7 @@
  *   gather   the selected rows, decoded, side by side in scratch: once for all heads
  *   scores   q x rows, the product of gemm.h
  *   softmax  maximum, exponentials, their sum
- *   values   blocks of 64 rows stay in the near cache while every head and dimension passes over them
+ *   values   of a block of 256 rows, a cache line's width stays in the near cache while every head passes over it
  *
  * Rows that see all their positions have lists that are beginnings of one another, so the gather of the row before is
  * kept and only grown; that is most of a short prefill. Many rows are dealt to the members in turn; few rows (decode)
@@ -16,7 +16,7 @@
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/run.h"
 
-#define ROWS_BLOCK 64
+#define ROWS_BLOCK 256
 #define DEAL_ROWS_MAX 8
 #define PREFETCH_ROWS 8
 #define CACHE_LINE 64
@@ -26,8 +26,7 @@ static_assert(ROWS_BLOCK % 2 == 0, "blocks hold whole pairs");
 struct workspace {
   uint8_t *rows; /* [topk + 1][576] bf16 or f32 */
   uint8_t *q;    /* [QUIRE_ATTEND_HEADS][576] */
-  float *scores; /* [QUIRE_ATTEND_HEADS][score_ld] */
-  uint16_t *p;   /* [QUIRE_ATTEND_HEADS][score_ld] */
+  float *scores; /* [QUIRE_ATTEND_HEADS][score_ld]; bf16 probabilities lie at the start of each head's */
   float *out;    /* [QUIRE_ATTEND_HEADS][512] */
   int64_t score_ld;
   const struct quire_kv_source *held; /* whose positions from first on the rows are, */
@@ -53,11 +52,13 @@ static bool is_bf16(const struct quire_attend *op) {
 
 static int64_t padded_topk(int32_t topk) { return ((int64_t)topk + LANES - 1) / LANES * LANES; }
 
+/* A line more than needed: a power of two would put the same place of all heads into the same set of the cache. */
+static int64_t score_ld(int32_t topk) { return padded_topk(topk) + LANES; }
+
 static int64_t workspace_bytes(int32_t topk) {
-  int64_t ld = padded_topk(topk);
   return quire_cpu_padded(((int64_t)topk + 1) * QUIRE_KV_DIM * 4) +
          quire_cpu_padded((int64_t)QUIRE_ATTEND_HEADS * QUIRE_KV_DIM * 4) +
-         quire_cpu_padded(QUIRE_ATTEND_HEADS * ld * 4) + quire_cpu_padded(QUIRE_ATTEND_HEADS * ld * 2) +
+         quire_cpu_padded(QUIRE_ATTEND_HEADS * score_ld(topk) * 4) +
          quire_cpu_padded((int64_t)QUIRE_ATTEND_HEADS * QUIRE_LATENT_DIM * 4);
 }
 
@@ -69,15 +70,13 @@ int64_t quire_attend_scratch_bytes(int32_t heads, int32_t topk, int threads) {
 static struct workspace workspace_of(const struct quire_attend *op, int member) {
   uintptr_t base = ((uintptr_t)op->scratch + 63) & ~(uintptr_t)63;
   uint8_t *at = (uint8_t *)base + workspace_bytes(op->topk) * member;
-  struct workspace ws = {.score_ld = padded_topk(op->topk)};
+  struct workspace ws = {.score_ld = score_ld(op->topk)};
   ws.rows = at;
   at += quire_cpu_padded(((int64_t)op->topk + 1) * QUIRE_KV_DIM * 4);
   ws.q = at;
   at += quire_cpu_padded((int64_t)QUIRE_ATTEND_HEADS * QUIRE_KV_DIM * 4);
   ws.scores = (float *)at;
   at += quire_cpu_padded(QUIRE_ATTEND_HEADS * ws.score_ld * 4);
-  ws.p = (uint16_t *)at;
-  at += quire_cpu_padded(QUIRE_ATTEND_HEADS * ws.score_ld * 2);
   ws.out = (float *)at;
   return ws;
 }
@@ -189,39 +188,6 @@ static void heads_stage(const struct quire_attend *op, const struct workspace *w
   }
 }
 
-/* Steps 1 to 3 on the dots of one head: they become exponentials. Returns the sum; *max_out is m. */
-static float head_softmax(float *scores, int32_t count, float scale, float *max_out) {
-  quire_f8 largest = f8_all(-quire_float_of(QUIRE_INF_BITS));
-  int64_t padded = padded_topk(count);
-  for (int64_t j = count; j < padded; j++) {
-    scores[j] = 0.0f;
-  }
-  for (int64_t j = 0; j < padded; j += 8) {
-    f8_store(scores + j, f8_load(scores + j) * scale);
-  }
-  for (int64_t j = count; j < padded; j++) { /* padding: its exponential is the zero that the lanes take */
-    scores[j] = -quire_float_of(QUIRE_INF_BITS);
-  }
-  for (int64_t j = 0; j < padded; j += 8) {
-    largest = f8_max(largest, f8_load(scores + j));
-  }
-  float max = largest[0];
-  for (int i = 1; i < 8; i++) {
-    max = largest[i] > max ? largest[i] : max;
-  }
-  struct quire_lanes sum = lanes_zero();
-  for (int64_t j = 0; j < padded; j += LANES) {
-    quire_f8 low = f8_exp(f8_load(scores + j) - max);
-    quire_f8 high = f8_exp(f8_load(scores + j + 8) - max);
-    f8_store(scores + j, low);
-    f8_store(scores + j + 8, high);
-    sum.low = sum.low + low;
-    sum.high = sum.high + high;
-  }
-  *max_out = max;
-  return lanes_fold(sum);
-}
-
 static void values_sum(const struct attend_run *run, const struct workspace *ws, const uint8_t *rows, int heads,
                        int32_t count) {
   memset(ws->out, 0, (size_t)heads * QUIRE_LATENT_DIM * sizeof(float));
@@ -229,7 +195,8 @@ static void values_sum(const struct attend_run *run, const struct workspace *ws,
     int32_t n = count - from < ROWS_BLOCK ? count - from : ROWS_BLOCK;
     int64_t at = (int64_t)from * QUIRE_KV_DIM;
     if (is_bf16(&run->op)) {
-      run->isa->values_bf16(ws->p + from, ws->score_ld, heads, (const uint16_t *)rows + at, (n + 1) / 2, ws->out);
+      const uint16_t *p = (const uint16_t *)(const void *)ws->scores + from;
+      run->isa->values_bf16(p, 2 * ws->score_ld, heads, (const uint16_t *)rows + at, (n + 1) / 2, ws->out);
     } else {
       run->isa->values_f32(ws->scores + from, ws->score_ld, heads, (const float *)rows + at, n, ws->out);
     }
@@ -258,11 +225,8 @@ static void heads_attend(const struct attend_run *run, const struct workspace *w
   for (int h = 0; h < heads; h++) {
     float max;
     float *scores = ws->scores + h * ws->score_ld;
-    sums[h] = head_softmax(scores, count, op->scale, &max);
+    sums[h] = run->isa->softmax(scores, count, op->scale, is_bf16(op), &max);
     op->lse[(int64_t)row * op->heads + head + h] = (float)((double)max + quire_log((double)sums[h]));
-    if (type == QUIRE_DTYPE_BF16) { /* the padding is zero: so is the p of a missing last row */
-      lanes_to_bf16(scores, ws->p + h * ws->score_ld, padded_topk(count));
-    }
   }
   values_sum(run, ws, rows, heads, count);
   for (int h = 0; h < heads; h++) {
@@ -395,6 +359,41 @@ static void latent_fp8(const uint8_t *stored, uint16_t *latent_out) {
   lanes_to_bf16(decoded, latent_out, QUIRE_LATENT_DIM);
 }
 
+static float softmax(float *scores, int32_t count, float scale, bool bf16, float *max_out) {
+  quire_f8 largest = f8_all(-quire_float_of(QUIRE_INF_BITS));
+  int64_t padded = padded_topk(count);
+  for (int64_t j = count; j < padded; j++) {
+    scores[j] = 0.0f;
+  }
+  for (int64_t j = 0; j < padded; j += 8) {
+    f8_store(scores + j, f8_load(scores + j) * scale);
+  }
+  for (int64_t j = count; j < padded; j++) { /* padding: its exponential is the zero that the lanes take */
+    scores[j] = -quire_float_of(QUIRE_INF_BITS);
+  }
+  for (int64_t j = 0; j < padded; j += 8) {
+    largest = f8_max(largest, f8_load(scores + j));
+  }
+  float max = largest[0];
+  for (int i = 1; i < 8; i++) {
+    max = largest[i] > max ? largest[i] : max;
+  }
+  struct quire_lanes sum = lanes_zero();
+  for (int64_t j = 0; j < padded; j += LANES) {
+    quire_f8 low = f8_exp(f8_load(scores + j) - max);
+    quire_f8 high = f8_exp(f8_load(scores + j + 8) - max);
+    f8_store(scores + j, low);
+    f8_store(scores + j + 8, high);
+    sum.low = sum.low + low;
+    sum.high = sum.high + high;
+  }
+  if (bf16) {
+    lanes_to_bf16(scores, (uint16_t *)(void *)scores, padded);
+  }
+  *max_out = max;
+  return lanes_fold(sum);
+}
+
 struct weighted {
   const void *p; /* bf16 or f32 [heads][p_ld] */
   int64_t p_ld;
@@ -463,6 +462,7 @@ static void values_f32(const float *p, int64_t p_ld, int heads, const float *row
 const struct quire_attend_isa quire_attend_isa_portable = {
     .gemm = &quire_gemm_isa_portable,
     .latent_fp8 = latent_fp8,
+    .softmax = softmax,
     .values_bf16 = values_bf16,
     .values_f32 = values_f32,
 };

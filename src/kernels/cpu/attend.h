@@ -13,6 +13,10 @@ struct quire_attend_isa {
   const struct quire_gemm_isa *gemm;
   /* 512 codes and 4 scales at `stored` to bf16. */
   void (*latent_fp8)(const uint8_t *stored, uint16_t *latent_out);
+  /* Steps 1 to 3 on the dots of one head: exponentials take their place, as bf16 from its start if asked, up to the
+   * next multiple of 16; behind `count` they are zero, and so is the p of a missing last row. Returns the sum;
+   * *max_out is m. */
+  float (*softmax)(float *scores, int32_t count, float scale, bool bf16, float *max_out);
   /* out[h][512] goes on over pairs of rows: step 4 of arithmetic.md 10. p: heads rows of `p_ld` bf16, two a pair; rows:
    * 576 bf16 each. */
   void (*values_bf16)(const uint16_t *p, int64_t p_ld, int heads, const uint16_t *rows, int pairs, float *out);

@@ -25,6 +25,65 @@ static void latent_fp8(const uint8_t *stored, uint16_t *latent_out) {
   }
 }
 
+/* quire_exp on sixteen lanes, none above 0: the softmax asks for no others. */
+QUIRE_INLINE __m512 exp_not_positive(__m512 x) {
+  const __m512 magic = _mm512_set1_ps(QUIRE_EXP_MAGIC);
+  __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(QUIRE_EXP_LOG2E), magic);
+  __m512 n = _mm512_sub_ps(t, magic);
+  __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-QUIRE_EXP_LN2_HIGH), x);
+  r = _mm512_fmadd_ps(n, _mm512_set1_ps(-QUIRE_EXP_LN2_LOW), r);
+  __m512 p = _mm512_set1_ps(1.0f / 5040.0f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 720.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  __m512i shift = _mm512_slli_epi32(_mm512_castps_si512(t), 23); /* the bits of QUIRE_EXP_MAGIC leave by the top */
+  __mmask16 low = _mm512_cmp_ps_mask(x, _mm512_set1_ps(QUIRE_EXP_LOW), _CMP_LT_OQ);
+  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  __m512 y = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), shift));
+  y = _mm512_mask_mov_ps(y, low, _mm512_setzero_ps());
+  return _mm512_mask_mov_ps(y, nan, x);
+}
+
+/* Sixteen dots at j, scaled; behind count -inf, whose exponential is the zero that the lanes take. */
+QUIRE_INLINE __m512 scaled_load(const float *scores, int64_t j, int32_t count, __m512 scale) {
+  __mmask16 mask = count - j >= LANES ? 0xffff : (__mmask16)((1u << (count - j)) - 1);
+  __m512 padding = _mm512_set1_ps(-quire_float_of(QUIRE_INF_BITS));
+  return _mm512_mask_mul_ps(padding, mask, _mm512_maskz_loadu_ps(mask, scores + j), scale);
+}
+
+/* Scales twice rather than store and load again. */
+static float softmax(float *scores, int32_t count, float scale, bool bf16, float *max_out) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  __m512 largest = _mm512_set1_ps(-quire_float_of(QUIRE_INF_BITS));
+  for (int64_t j = 0; j < count; j += LANES) {
+    largest = _mm512_max_ps(scaled_load(scores, j, count, factor), largest); /* a > b ? a : b: NaN passes by */
+  }
+  float lanes[LANES];
+  _mm512_storeu_ps(lanes, largest);
+  float max = lanes[0];
+  for (int i = 1; i < LANES; i++) {
+    max = lanes[i] > max ? lanes[i] : max;
+  }
+  const __m512 all = _mm512_set1_ps(max);
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t j = 0; j < count; j += LANES) {
+    __m512 e = exp_not_positive(_mm512_sub_ps(scaled_load(scores, j, count, factor), all));
+    sum = _mm512_add_ps(sum, e);
+    if (bf16) {
+      _mm256_storeu_si256((__m256i *)((uint8_t *)scores + j * 2), quire_bf16x16(e));
+    } else {
+      _mm512_storeu_ps(scores + j, e);
+    }
+  }
+  *max_out = max;
+  _mm512_storeu_ps(lanes, sum);
+  return lanes_fold(lanes_load(lanes, LANES));
+}
+
 /* Interleaving works within quarters of a register: of 32 dimensions its low half (side 0) holds 0-3, 8-11, 16-19,
  * 24-27, its high half the others. Sums are loaded into that order and stored back from it. */
 QUIRE_INLINE __m512 quarters_load(const float *out, int side) {
@@ -51,6 +110,8 @@ QUIRE_INLINE void block_bf16(const uint16_t *p, int64_t p_ld, int heads, const u
   for (int64_t s = 0; s < pairs; s++) {
     __m512i even = _mm512_loadu_si512(rows + 2 * s * QUIRE_KV_DIM);
     __m512i odd = _mm512_loadu_si512(rows + (2 * s + 1) * QUIRE_KV_DIM);
+    _mm_prefetch((const char *)(rows + 2 * s * QUIRE_KV_DIM + 32), _MM_HINT_T0); /* the next dimensions' */
+    _mm_prefetch((const char *)(rows + (2 * s + 1) * QUIRE_KV_DIM + 32), _MM_HINT_T0);
     __m512i low = _mm512_unpacklo_epi16(even, odd);
     __m512i high = _mm512_unpackhi_epi16(even, odd);
     QUIRE_UNROLL
@@ -120,6 +181,7 @@ static void values_f32(const float *p, int64_t p_ld, int heads, const float *row
 const struct quire_attend_isa quire_attend_isa_avx512 = {
     .gemm = &quire_gemm_isa_avx512,
     .latent_fp8 = latent_fp8,
+    .softmax = softmax,
     .values_bf16 = values_bf16,
     .values_f32 = values_f32,
 };

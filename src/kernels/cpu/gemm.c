@@ -5,8 +5,10 @@
  * multiple of the step, operands of another type. Lanes live in registers over a chunk of k and in memory between
  * chunks, which changes nothing in them.
  *
+ * Where k takes several chunks two n-tiles share a block: rows of x too many for the near caches come half as often.
+ *
  * Rejected: folding the lanes at each 128 block of an fp8 weight (three times the shuffles), and keys as lanes as in
- * the indexer (needs packed weights). */
+ * the indexer (needs packed weights); a fold by blends (fewer shuffles, slower). */
 #include "kernels/cpu/gemm.h"
 
 #include <assert.h>
@@ -15,22 +17,25 @@
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/run.h"
 
+#define BLOCK_OUTPUTS 2048 /* 128 KiB of lanes, in the second level cache */
+#define WIDE_COLUMNS 32    /* of a block whose k takes several chunks */
 #define ROWS_BLOCK 64
 #define CHUNK 1024
 #define ROW_GROUP 4
-/* Distance of staged rows: rows a multiple of 2 KiB apart would fall into the same few sets of a first level cache. */
+/* Distance of staged rows: rows a multiple of 4 KiB apart would fall into the same few sets of a first level cache. */
 #define STAGE_LD (CHUNK + 32)
-#define ALIAS_BYTES 2048
+#define ALIAS_BYTES 4096
 #define ALIAS_ROWS 8
 #define PREFETCH_ROWS 3
 #define CACHE_LINE 64
 
 static_assert(CHUNK % QUIRE_FP8_BLOCK == 0, "a chunk is whole fp8 blocks");
+static_assert(BLOCK_OUTPUTS == ROWS_BLOCK * WIDE_COLUMNS, "lanes of a wide block");
 static_assert(QUIRE_FP8_BLOCK % QUIRE_GEMM_COLUMNS == 0, "the columns of a tile share their scales");
 
 /* What one thread keeps while it computes: operands on their way into tiles and lanes between chunks. */
 struct stage {
-  _Alignas(64) float lanes[ROWS_BLOCK * QUIRE_GEMM_COLUMNS * QUIRE_GEMM_LANES];
+  _Alignas(64) float lanes[BLOCK_OUTPUTS * QUIRE_GEMM_LANES];
   _Alignas(64) float w[QUIRE_GEMM_COLUMNS * STAGE_LD];
   _Alignas(64) float x[ROW_GROUP * STAGE_LD];
   _Alignas(64) float out[ROWS_BLOCK * QUIRE_GEMM_COLUMNS];
@@ -54,7 +59,11 @@ struct chunk {
   int32_t k;        /* elements of the operands */
   int32_t k_padded; /* a multiple of the step */
   const float *scale;
+  float *lanes; /* of the n-tile in its block */
+  float *out;   /* of the same: Y itself or the stage */
+  int64_t out_ld;
   bool first, last;
+  int64_t next_column, next_k; /* of W, soon wanted */
 };
 
 static int32_t dtype_bytes(enum quire_dtype dtype) {
@@ -161,26 +170,34 @@ static void group_compute(const struct plan *p, const struct chunk *c, int64_t r
     x = p->stage->x;
     x_ld = STAGE_LD;
   }
+  struct quire_gemm_tile tile = {
+      .x = x,
+      .w = c->w,
+      .x_ld = x_ld,
+      .w_ld = c->w_ld,
+      .scale = c->scale,
+      .lanes = c->lanes + (int64_t)slot * QUIRE_GEMM_COLUMNS * QUIRE_GEMM_LANES,
+      .out = c->out + slot * c->out_ld,
+      .out_ld = c->out_ld,
+      .k = c->k_padded,
+      .rows = rows,
+      .first = c->first,
+      .last = c->last,
+  };
+  if (p->bf16 && rows == ROW_GROUP && c->scale == NULL) {
+    p->isa->strip_bf16(&tile);
+    return;
+  }
   int columns = QUIRE_GEMM_OUTPUTS / rows;
   for (int column = 0; column < QUIRE_GEMM_COLUMNS; column += columns) {
-    struct quire_gemm_tile tile = {
-        .x = x,
-        .w = element(c->w, dot_type, column * c->w_ld),
-        .x_ld = x_ld,
-        .w_ld = c->w_ld,
-        .scale = c->scale,
-        .lanes = p->stage->lanes + ((int64_t)slot * QUIRE_GEMM_COLUMNS + (int64_t)column * rows) * QUIRE_GEMM_LANES,
-        .out = p->stage->out + slot * QUIRE_GEMM_COLUMNS + column,
-        .k = c->k_padded,
-        .rows = rows,
-        .first = c->first,
-        .last = c->last,
-    };
     if (p->bf16) {
       p->isa->tile_bf16(&tile);
     } else {
       p->isa->tile_f32(&tile);
     }
+    tile.w = element(tile.w, dot_type, columns * c->w_ld);
+    tile.lanes += QUIRE_GEMM_OUTPUTS * QUIRE_GEMM_LANES;
+    tile.out += columns;
   }
 }
 
@@ -199,34 +216,57 @@ static void rows_write(const struct plan *p, int64_t row, int64_t column, int ro
   }
 }
 
-/* Asks for one row of W of the next n-tile's chunk, so that it arrives while this one is computed. */
-static void next_ask(const struct plan *p, const struct chunk *c, int64_t column, int row) {
+/* Asks for one row of W of the chunk that comes after this one, so that it arrives while this one is computed. */
+static void next_ask(const struct plan *p, const struct chunk *c, int row) {
   const struct quire_weight *w = &p->gemm->w;
-  if (column + QUIRE_GEMM_COLUMNS + row >= w->n) {
+  int64_t rest = w->k - c->next_k;
+  if (row >= QUIRE_GEMM_COLUMNS || c->next_column + row >= w->n) {
     return;
   }
-  const uint8_t *from = element(w->data, w->dtype, (column + QUIRE_GEMM_COLUMNS + row) * w->ld + c->k_begin);
-  for (int64_t at = 0; at < (int64_t)c->k * dtype_bytes(w->dtype); at += CACHE_LINE) {
+  const uint8_t *from = element(w->data, w->dtype, (c->next_column + row) * w->ld + c->next_k);
+  int64_t bytes = (rest < CHUNK ? rest : CHUNK) * dtype_bytes(w->dtype);
+  for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
     __builtin_prefetch(from + at, 0, 2);
   }
 }
 
-/* Up to 64 rows of one n-tile. */
-static void block_compute(const struct plan *p, int64_t row, int rows, int64_t column, int columns) {
-  int64_t k = p->gemm->w.k;
-  for (int64_t k_begin = 0; k_begin < k; k_begin += CHUNK) {
-    struct chunk c = chunk_of(p, column, k_begin);
-    for (int r = 0; r < rows;) {
-      int left = rows - r;
-      int group = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-      if (r % ROW_GROUP == 0 && rows > ROW_GROUP) {
-        next_ask(p, &c, column, r / ROW_GROUP);
+/* Rows of an n-tile, one chunk of it. */
+static void chunk_compute(const struct plan *p, const struct chunk *c, int64_t row, int rows) {
+  for (int r = 0; r < rows;) {
+    int left = rows - r;
+    int group = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    if (rows > ROW_GROUP && r % ROW_GROUP == 0) {
+      next_ask(p, c, r / ROW_GROUP);
+    }
+    group_compute(p, c, row + r, r, group);
+    r += group;
+  }
+}
+
+/* Up to 64 rows of one n-tile or of two neighbours. Those take turns at each chunk, so that
+ * the chunk of x is in a near cache for all but the first. */
+static void block_compute(const struct plan *p, struct quire_gemm_part part) {
+  const struct quire_gemm *g = p->gemm;
+  int rows = (int)(part.row_end - part.row_begin);
+  for (int64_t k_begin = 0; k_begin < g->w.k; k_begin += CHUNK) {
+    for (int64_t column = part.column_begin; column < part.column_end; column += QUIRE_GEMM_COLUMNS) {
+      int64_t columns = part.column_end - column;
+      bool whole = columns >= QUIRE_GEMM_COLUMNS;
+      bool direct = whole && g->y_dtype == QUIRE_DTYPE_F32;
+      int64_t done = (column - part.column_begin) * rows;
+      struct chunk c = chunk_of(p, column, k_begin);
+      c.lanes = p->stage->lanes + done * QUIRE_GEMM_LANES;
+      c.out = direct ? (float *)g->y + part.row_begin * g->y_ld + column : p->stage->out;
+      c.out_ld = direct ? g->y_ld : QUIRE_GEMM_COLUMNS;
+      bool back = column + QUIRE_GEMM_COLUMNS >= part.column_end && !c.last;
+      c.next_column = back ? part.column_begin : column + QUIRE_GEMM_COLUMNS;
+      c.next_k = back ? k_begin + CHUNK : column + QUIRE_GEMM_COLUMNS >= part.column_end ? 0 : k_begin;
+      chunk_compute(p, &c, part.row_begin, rows);
+      if (c.last && !direct) {
+        rows_write(p, part.row_begin, column, rows, (int)(whole ? QUIRE_GEMM_COLUMNS : columns));
       }
-      group_compute(p, &c, row + r, r, group);
-      r += group;
     }
   }
-  rows_write(p, row, column, rows, columns);
 }
 
 /* Whether 16 columns of the only row were computed without a stage. */
@@ -267,15 +307,21 @@ void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gem
   p.stage_x = tail || gemm->x_dtype != dot_type;
   bool single = bf16 && gemm->w.dtype == QUIRE_DTYPE_FP8 && part.row_end - part.row_begin == 1 &&
                 gemm->w.k % QUIRE_GEMM_ROW_STEP == 0;
-  for (int64_t column = part.column_begin; column < part.column_end; column += QUIRE_GEMM_COLUMNS) {
-    int64_t columns = part.column_end - column;
-    columns = columns < QUIRE_GEMM_COLUMNS ? columns : QUIRE_GEMM_COLUMNS;
-    if (single && columns == QUIRE_GEMM_COLUMNS && row_compute(&p, part.row_begin, column)) {
-      continue;
+  if (single) {
+    while (part.column_end - part.column_begin >= QUIRE_GEMM_COLUMNS &&
+           row_compute(&p, part.row_begin, part.column_begin)) {
+      part.column_begin += QUIRE_GEMM_COLUMNS;
     }
+  }
+  bool few = part.row_end - part.row_begin <= ROW_GROUP; /* bound by reading W, best row after row */
+  int64_t wide = gemm->w.k > CHUNK && !few ? WIDE_COLUMNS : QUIRE_GEMM_COLUMNS;
+  for (int64_t column = part.column_begin; column < part.column_end; column += wide) {
+    int64_t columns = part.column_end - column;
+    columns = columns < wide ? columns : wide;
     for (int64_t row = part.row_begin; row < part.row_end; row += ROWS_BLOCK) {
       int64_t rows = part.row_end - row;
-      block_compute(&p, row, (int)(rows < ROWS_BLOCK ? rows : ROWS_BLOCK), column, (int)columns);
+      rows = rows < ROWS_BLOCK ? rows : ROWS_BLOCK;
+      block_compute(&p, (struct quire_gemm_part){row, row + rows, column, column + columns});
     }
   }
 }
@@ -399,12 +445,22 @@ QUIRE_INLINE void tile(const struct quire_gemm_tile *t, bool bf16) {
     int columns = QUIRE_GEMM_OUTPUTS / t->rows;
     for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
       struct quire_lanes l = lanes_load(t->lanes + j * QUIRE_GEMM_LANES, LANES);
-      t->out[j / columns * QUIRE_GEMM_COLUMNS + j % columns] = lanes_fold(l);
+      t->out[j / columns * t->out_ld + j % columns] = lanes_fold(l);
     }
   }
 }
 
 static void tile_bf16(const struct quire_gemm_tile *t) { tile(t, true); }
+
+static void strip_bf16(const struct quire_gemm_tile *t) {
+  struct quire_gemm_tile at = *t;
+  for (int column = 0; column < QUIRE_GEMM_COLUMNS; column += QUIRE_GEMM_OUTPUTS / ROW_GROUP) {
+    tile(&at, true);
+    at.w = (const uint16_t *)at.w + QUIRE_GEMM_OUTPUTS / ROW_GROUP * at.w_ld;
+    at.lanes += QUIRE_GEMM_OUTPUTS * QUIRE_GEMM_LANES;
+    at.out += QUIRE_GEMM_OUTPUTS / ROW_GROUP;
+  }
+}
 
 static void tile_f32(const struct quire_gemm_tile *t) { tile(t, false); }
 
@@ -442,6 +498,7 @@ const struct quire_gemm_isa quire_gemm_isa_portable = {
     .row_fp8 = row_fp8,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,
+    .strip_bf16 = strip_bf16,
     .e4m3_to_bf16 = e4m3_to_bf16,
     .e4m3_to_f32 = e4m3_to_f32,
 };

@@ -4,7 +4,7 @@
  * with 16 lanes each, in one of the shapes 4x4, 2x8, 1x16 (rows x columns); which shape computes an output, and with
  * what neighbours, does not show in it. What an instruction set adds is the tile and the widening of weights.
  *
- * Internal to the cpu kernels. Call with FTZ and DAZ set. Memory: the caller's, plus some 200 KiB of stack. */
+ * Internal to the cpu kernels. Call with FTZ and DAZ set. Memory: the caller's, plus some 220 KiB of stack. */
 #ifndef QUIRE_KERNELS_CPU_GEMM_H
 #define QUIRE_KERNELS_CPU_GEMM_H
 
@@ -15,7 +15,7 @@
 #define QUIRE_GEMM_LANES 16
 #define QUIRE_GEMM_ROW_STEP 64 /* of k, when a row alone meets fp8 weights */
 
-/* One chunk of k of 16 outputs: out[r * 16 + c] for r < 4, 2, 1 and c < 4, 8, 16. x and w hold bf16 or f32 as the tile
+/* One chunk of k of 16 outputs: out[r * out_ld + c] for r < 4, 2, 1 and c < 4, 8, 16. x and w hold bf16 or f32 as the tile
  * function says; k is a multiple of its step (32, 16). */
 struct quire_gemm_tile {
   const void *x;
@@ -25,6 +25,7 @@ struct quire_gemm_tile {
   const float *scale; /* of each 128 block of the chunk; NULL: not scaled */
   float *lanes;       /* [16 outputs][16 lanes] between chunks */
   float *out;
+  int64_t out_ld;
   int32_t k;
   int32_t rows;
   bool first; /* lanes start from zero */
@@ -47,6 +48,8 @@ struct quire_gemm_isa {
   bool (*row_fp8)(const struct quire_gemm_row *row);
   void (*tile_bf16)(const struct quire_gemm_tile *tile);
   void (*tile_f32)(const struct quire_gemm_tile *tile);
+  /* Four tiles of four rows side by side, not scaled: one call for 4 x 16 outputs, lanes of one tile after another. */
+  void (*strip_bf16)(const struct quire_gemm_tile *tile);
   void (*e4m3_to_bf16)(const uint8_t *x, uint16_t *y, int64_t n);
   void (*e4m3_to_f32)(const uint8_t *x, float *y, int64_t n);
 };

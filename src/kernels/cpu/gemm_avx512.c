@@ -40,15 +40,15 @@ QUIRE_INLINE __m512 fold16(const __m512 *acc) {
   return fold_single(fold_pairs(e0, e1), fold_pairs(e2, e3));
 }
 
-QUIRE_INLINE void out_write(float *out, int rows, __m512 sums) {
+QUIRE_INLINE void out_write(float *out, int64_t ld, int rows, __m512 sums) {
   if (rows == 4) {
     _mm_storeu_ps(out, _mm512_extractf32x4_ps(sums, 0));
-    _mm_storeu_ps(out + QUIRE_GEMM_COLUMNS, _mm512_extractf32x4_ps(sums, 1));
-    _mm_storeu_ps(out + 2 * QUIRE_GEMM_COLUMNS, _mm512_extractf32x4_ps(sums, 2));
-    _mm_storeu_ps(out + 3 * QUIRE_GEMM_COLUMNS, _mm512_extractf32x4_ps(sums, 3));
+    _mm_storeu_ps(out + ld, _mm512_extractf32x4_ps(sums, 1));
+    _mm_storeu_ps(out + 2 * ld, _mm512_extractf32x4_ps(sums, 2));
+    _mm_storeu_ps(out + 3 * ld, _mm512_extractf32x4_ps(sums, 3));
   } else if (rows == 2) {
     _mm256_storeu_ps(out, _mm512_extractf32x8_ps(sums, 0));
-    _mm256_storeu_ps(out + QUIRE_GEMM_COLUMNS, _mm512_extractf32x8_ps(sums, 1));
+    _mm256_storeu_ps(out + ld, _mm512_extractf32x8_ps(sums, 1));
   } else {
     _mm512_storeu_ps(out, sums);
   }
@@ -71,6 +71,7 @@ QUIRE_INLINE struct corner corner_of(const struct quire_gemm_tile *t, bool bf16,
   return c;
 }
 
+#define STRIP_COLUMNS 4
 #define AHEAD_BYTES 8192
 
 /* A row alone is bound by reading weights. It asks for the same columns of a later group of columns ahead, `group`
@@ -112,7 +113,7 @@ QUIRE_INLINE void tile_plain(const struct quire_gemm_tile *t, bool bf16, int row
   }
   steps(corner_of(t, bf16, rows, 0, QUIRE_GEMM_OUTPUTS / rows), bf16, acc, 0, (int64_t)t->k * (bf16 ? 2 : 4));
   if (t->last) {
-    out_write(t->out, rows, fold16(acc));
+    out_write(t->out, t->out_ld, rows, fold16(acc));
     return;
   }
   QUIRE_UNROLL
@@ -165,7 +166,7 @@ QUIRE_INLINE void tile_scaled(const struct quire_gemm_tile *t, bool bf16, int ro
     for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
       acc[j] = _mm512_load_ps(t->lanes + j * QUIRE_GEMM_LANES);
     }
-    out_write(t->out, rows, fold16(acc));
+    out_write(t->out, t->out_ld, rows, fold16(acc));
   }
 }
 
@@ -188,6 +189,16 @@ QUIRE_INLINE void tile(const struct quire_gemm_tile *t, bool bf16) {
 }
 
 static void tile_bf16(const struct quire_gemm_tile *t) { tile(t, true); }
+
+static void strip_bf16(const struct quire_gemm_tile *t) {
+  struct quire_gemm_tile at = *t;
+  for (int column = 0; column < QUIRE_GEMM_COLUMNS; column += STRIP_COLUMNS) {
+    tile_plain(&at, true, QUIRE_GEMM_COLUMNS / STRIP_COLUMNS);
+    at.w = (const uint16_t *)at.w + STRIP_COLUMNS * at.w_ld;
+    at.lanes += QUIRE_GEMM_OUTPUTS * QUIRE_GEMM_LANES;
+    at.out += STRIP_COLUMNS;
+  }
+}
 
 static void tile_f32(const struct quire_gemm_tile *t) { tile(t, false); }
 
@@ -285,7 +296,7 @@ LOOK_UP static void row_looked_up(const struct quire_gemm_row *r) {
   __m512 sum[QUIRE_GEMM_OUTPUTS];
   row_columns(r, r->w, sum);
   row_columns(r, r->w + ROW_COLUMNS * r->w_ld, sum + ROW_COLUMNS);
-  out_write(r->out, 1, fold16(sum));
+  out_write(r->out, QUIRE_GEMM_COLUMNS, 1, fold16(sum));
 }
 
 static bool row_fp8(const struct quire_gemm_row *row) {
@@ -324,6 +335,7 @@ const struct quire_gemm_isa quire_gemm_isa_avx512 = {
     .row_fp8 = row_fp8,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,
+    .strip_bf16 = strip_bf16,
     .e4m3_to_bf16 = e4m3_to_bf16,
     .e4m3_to_f32 = e4m3_to_f32,
 };
