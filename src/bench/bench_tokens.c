@@ -10,6 +10,7 @@
 #include "bench/bench_list.h"
 #include "bench/bench_machine.h"
 
+#define PRODUCT_REPEATS 7
 #define READ_BYTES ((size_t)256 << 20)
 #define READ_PIECE ((size_t)1 << 20)
 #define CONFIGS 3
@@ -72,6 +73,25 @@ static enum quire_status measure(struct bench *bench, struct configs *configs, c
   return bench_measure(bench, &c, NULL, error_out);
 }
 
+/* The rate of the model's own products on these threads, for orientation beside tokens a second. */
+static enum quire_status print_product_rate(struct bench *bench, int threads, struct quire_error *error_out) {
+  struct bench_products *products = NULL;
+  int32_t rows = (int32_t)(bench->worker.chunk_tokens / threads);
+  enum quire_status status = bench_products_open(bench, threads, rows, &products, error_out);
+  double rates[PRODUCT_REPEATS];
+  for (int i = 0; status == QUIRE_OK && i < PRODUCT_REPEATS; i++) {
+    uint64_t started = cli_now_ns();
+    bench_products_work(products);
+    rates[i] = bench_products_operations(products) / (double)(cli_now_ns() - started);
+  }
+  if (status == QUIRE_OK) {
+    printf("%.1f Gop/s in the model's matrix products, %d thread%s\n", bench_median(rates, PRODUCT_REPEATS), threads,
+           threads > 1 ? "s" : "");
+  }
+  bench_products_close(products);
+  return status;
+}
+
 static enum quire_status prefill(struct bench *bench, int32_t ranks, struct quire_error *error_out) {
   struct bench_worker_config config = {.ranks = ranks, .new_max = 1};
   struct configs configs = {0};
@@ -84,6 +104,9 @@ static enum quire_status prefill(struct bench *bench, int32_t ranks, struct quir
     int threads = ranks * (int)bench->worker.threads_per_rank;
     int32_t rows_each = (int32_t)(bench->worker.chunk_tokens / threads);
     status = bench_products_open(bench, threads, rows_each, &products, error_out);
+  }
+  if (status == QUIRE_OK) {
+    status = print_product_rate(bench, ranks * (int)bench->worker.threads_per_rank, error_out);
   }
   if (status == QUIRE_OK) {
     double operations = bench_token_operations(bench, config.prompt_tokens);
@@ -119,8 +142,9 @@ static enum quire_status decode(struct bench *bench, int32_t ranks, struct quire
                               0};
     double bytes = bench_token_bytes(bench);
     printf("%.2f MB of weights a token\n", bytes * 1e-6);
+    status = print_product_rate(bench, ranks * (int)bench->worker.threads_per_rank, error_out);
     struct bench_side ceiling = {"weight read", bench_read_work, NULL, &read, (double)READ_PIECE / bytes};
-    status = measure(bench, &configs, name, ceiling, 0.6, error_out);
+    status = status != QUIRE_OK ? status : measure(bench, &configs, name, ceiling, 0.6, error_out);
   }
   close_configs(&configs);
   bench_free(pool, READ_BYTES);
