@@ -15,12 +15,13 @@
 #include "support/exact_golden.h"
 #include "support/exact_run.h"
 
-/* Codes of 8 bits (and of 16) that may differ, by one step: values at a rounding boundary. A bf16 code near zero may be
+/* Codes of 8 bits (and of 16) that may differ, by one step: values at a rounding boundary. 1e-4 is wanted of both; of
+ * 16 bits 2.0e-4 and 5.1e-4 differ in the two files, which is not explained yet. A bf16 code near zero may be
  * some steps away, as long as its value is within this much of the row's largest: it is a difference of large f32
  * terms, and its steps are finer than their last bits. */
 #define NEAR_ZERO 1e-5
 #define CODES_8_DIFFERENT 1e-4
-#define CODES_16_DIFFERENT 1e-3
+#define CODES_16_DIFFERENT 6e-4
 /* With the rows and lists of the golden only f32 sums are left. */
 #define TOLERANCE 2e-5
 #define COSINE 1e-4
