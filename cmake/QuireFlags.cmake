@@ -14,7 +14,9 @@ set(CMAKE_C_FLAGS_RELEASE "-O3 -g")
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g")
 
 target_compile_definitions(quire_flags INTERFACE _GNU_SOURCE)
-target_compile_options(quire_flags INTERFACE -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror)
+# of C and C++; nvcc passes them on to its host compiler as QuireCuda.cmake says
+target_compile_options(quire_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:-march=x86-64-v3;-ffp-contract=off;-Wall;-Wextra;-Werror>)
 find_package(Threads REQUIRED)
 target_link_libraries(quire_flags INTERFACE Threads::Threads)
 
@@ -37,7 +39,8 @@ if(QUIRE_FUZZ)
 endif()
 
 if(NOT QUIRE_SANITIZE STREQUAL "")
-  target_compile_options(quire_flags INTERFACE -fsanitize=${QUIRE_SANITIZE} -fno-omit-frame-pointer -O1)
+  target_compile_options(quire_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${QUIRE_SANITIZE};-fno-omit-frame-pointer;-O1>)
   target_link_options(quire_flags INTERFACE -fsanitize=${QUIRE_SANITIZE})
   if(QUIRE_SANITIZE MATCHES "undefined")
     target_compile_options(quire_flags INTERFACE -fno-sanitize-recover=undefined)

@@ -1,11 +1,13 @@
 # tests/**/test_*.c      one cmocka program each, linked with libquire and tests/support/*.c
+# tests/**/cuda/test_*   the same, .c or .cu, with QUIRE_CUDA=ON alone; without a GPU they end with 77: skipped
+# tests/**/cuda/bench_*  timings, one program each, run by tools/gpu-suite; not tests
 # tests/fuzz/fuzz_*.c    one target each; without libFuzzer it replays tests/fuzz/corpus/NAME
 # tests/lint/lint_*.py   one test each
 #
 # A test says what it needs in a comment within its first 40 lines:
 #     // ctest: timeout=300 labels=slow args=--cells,200
 # Labels: quick (the default: everything without a label of its own), slow, soak (only `make soak`), sanitize (for a run
-# under sanitizers, beside the quick ones), lint, fuzz.
+# under sanitizers, beside the quick ones), lint, fuzz, cuda (beside another; in folders named cuda by itself).
 set(tests_dir ${CMAKE_SOURCE_DIR}/tests)
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
 if(NOT CMOCKA_FOUND)
@@ -55,21 +57,35 @@ function(quire_test_settings source)
 endfunction()
 
 function(quire_test_properties name)
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout} LABELS "${test_labels}"
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout} LABELS "${test_labels}" SKIP_RETURN_CODE 77
                        ENVIRONMENT "${QUIRE_TEST_ENVIRONMENT}" WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
 endfunction()
 
 # unit and property tests
-file(GLOB_RECURSE QUIRE_TEST_SOURCES CONFIGURE_DEPENDS ${tests_dir}/test_*.c)
+file(GLOB_RECURSE QUIRE_TEST_SOURCES CONFIGURE_DEPENDS ${tests_dir}/test_*.c ${tests_dir}/test_*.cu)
 list(FILTER QUIRE_TEST_SOURCES EXCLUDE REGEX "/tests/support/")
+quire_cuda_filter(QUIRE_TEST_SOURCES)
 foreach(source IN LISTS QUIRE_TEST_SOURCES)
   get_filename_component(name ${source} NAME_WE)
   quire_test_settings(${source})
+  if(source MATCHES "/cuda/")
+    list(APPEND test_labels cuda)
+  endif()
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE quire_support)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${test_args})
   quire_test_properties(${name})
+endforeach()
+
+# timings on GPUs
+file(GLOB_RECURSE QUIRE_GPU_BENCHES CONFIGURE_DEPENDS ${tests_dir}/bench_*.c ${tests_dir}/bench_*.cu)
+quire_cuda_filter(QUIRE_GPU_BENCHES)
+foreach(source IN LISTS QUIRE_GPU_BENCHES)
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE quire_support)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endforeach()
 
 # the maker of the tiny model
@@ -107,7 +123,6 @@ foreach(source IN LISTS QUIRE_LINTS)
   quire_test_settings(${source})
   add_test(NAME ${name} COMMAND Python3::Interpreter -B ${source} ${CMAKE_SOURCE_DIR})
   set(test_labels lint)
+  # a lint that lacks its tool says so and is shown as skipped (77)
   quire_test_properties(${name})
-  # a lint that lacks its tool says so and is shown as skipped
-  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endforeach()

@@ -6,6 +6,17 @@
 #include "layout/fingerprint.h"
 #include "quire/quire.h"
 
+static void print_cuda(void) {
+  struct quire_cuda_info cuda;
+  if (!quire_cuda_describe(&cuda)) {
+    printf("  cuda          no: %s\n", cuda.why);
+    return;
+  }
+  printf("  cuda          %d x %s, %d multiprocessors, %.0f GiB; driver %d.%d, runtime %d.%d\n", cuda.devices,
+         cuda.name, cuda.processors, (double)cuda.memory_bytes / (1 << 30), cuda.driver / 1000, cuda.driver % 1000 / 10,
+         cuda.runtime / 1000, cuda.runtime % 1000 / 10);
+}
+
 static void print_machine(void) {
   struct quire_device_info info;
   quire_device_describe(&info);
@@ -20,7 +31,7 @@ static void print_machine(void) {
     bool can = quire_kernels_can(quire_kernels_at(i), &why);
     printf("  kernels       %-10s %s\n", quire_kernels_at(i)->name, can ? "yes" : why);
   }
-  printf("  cuda          no: not part of this build\n");
+  print_cuda();
 }
 
 static void print_model(const struct cli_model *model) {

@@ -1,10 +1,12 @@
 /* What the machine offers, as `quire info` prints it and as plans of threads and memory need it.
  *
- * Reads the affinity mask, the limits of the control group and the processor's feature bits. A number that cannot be
- * learnt is 0, a text "". Memory: the caller's struct. Threads: any. Cannot fail. */
+ * Reads the affinity mask, the limits of the control group and the processor's feature bits; asks the CUDA driver where
+ * this build has CUDA. A number that cannot be learnt is 0, a text "". Memory: the caller's struct. Threads: any. Cannot
+ * fail. */
 #ifndef QUIRE_DEVICE_DEVICE_INFO_H
 #define QUIRE_DEVICE_DEVICE_INFO_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -26,6 +28,20 @@ void quire_device_describe(struct quire_device_info *info_out);
 
 /* info.cores alone, learnt once. */
 int32_t quire_device_cores(void);
+
+/* GPUs as the CUDA driver shows them, and why there are none. Whatever is on the first of them is said of all. */
+struct quire_cuda_info {
+  int32_t devices;      /* that this build can run on: compute capability 9.0; 0 when CUDA is off */
+  int32_t driver;       /* 1000 * major + 10 * minor of the CUDA version the driver supports; 0 without one */
+  int32_t runtime;      /* of the runtime in this build, likewise */
+  int32_t processors;   /* multiprocessors of one */
+  int64_t memory_bytes; /* of one */
+  char name[96];
+  char why[160]; /* devices is 0: built without CUDA, no driver library, no device, or a device of another kind */
+};
+
+/* info_out->devices > 0. May take a second when it is the process's first call to the driver. */
+bool quire_cuda_describe(struct quire_cuda_info *info_out);
 
 #ifdef __cplusplus
 }
