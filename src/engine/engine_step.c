@@ -265,7 +265,8 @@ static void advance(struct quire_engine *engine, const struct quire_step_result 
                     struct quire_engine_event *event_out) {
   struct active_request *active = &engine->active;
   int32_t prefilled = active->computed < active->args.count ? active->computed : active->args.count;
-  *event_out = (struct quire_engine_event){QUIRE_EVENT_PREFILL, prefilled, QUIRE_TOKEN_ABSENT, 0.0f, 0};
+  *event_out =
+      (struct quire_engine_event){.kind = QUIRE_EVENT_PREFILL, .prefilled = prefilled, .token = QUIRE_TOKEN_ABSENT};
   if (active->phase == PHASE_PREFILL && active->computed < active->args.count) {
     return;
   }
