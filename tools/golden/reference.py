@@ -16,15 +16,15 @@ from tiny import EXPERTS, EXPERTS_PER_TOKEN, INDEX_DIM, INDEX_HEADS, KV_RANK, RO
 INDEX_EPS = 1e-6  # LayerNorm of the index key
 
 
-def rope_frequencies(spec):
-    """32 float32 rotations per position. YaRN: theta 10000, factor 40, 4096 original positions, betas 32 and 1."""
-    i = np.arange(32, dtype=np.float32)
-    base = (1.0 / np.float32(spec.theta) ** (2 * i / np.float32(64))).astype(np.float32)
+def rope_frequencies(spec, dtype=np.float32):
+    """32 rotations per position. YaRN: theta 10000, factor 40, 4096 original positions, betas 32 and 1."""
+    i = np.arange(32, dtype=dtype)
+    base = (1.0 / dtype(spec.theta) ** (2 * i / dtype(64))).astype(dtype)
     if not spec.yarn:
         return base
     low, high = 10, 23  # floor(10.47), ceil(22.51)
-    stretched = np.clip((i - low) / np.float32(high - low), 0, 1)
-    return base / np.float32(40) * stretched + base * (1 - stretched)
+    stretched = np.clip((i - low) / dtype(high - low), 0, 1)
+    return base / dtype(40) * stretched + base * (1 - stretched)
 
 
 def softmax_scale(spec):
