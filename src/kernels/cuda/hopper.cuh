@@ -1,0 +1,101 @@
+/* Hopper's instructions (sm_90a) as functions: barriers in shared memory, copies that run by themselves, warp-group
+ * products. Nothing here decides anything; the PTX manual (sections "mbarrier", "cp.async", "wgmma") is the reference.
+ *
+ * Shared memory that ordinary stores or cp.async wrote and that wgmma or a bulk copy reads next needs hopper_proxy_fence
+ * on the way, by the writer before its barrier or by the reader behind it.
+ *
+ * Internal to the cuda kernels. */
+#ifndef QUIRE_KERNELS_CUDA_HOPPER_CUH
+#define QUIRE_KERNELS_CUDA_HOPPER_CUH
+
+#include <stdint.h>
+
+#define QUIRE_DEVICE static __device__ __forceinline__
+
+QUIRE_DEVICE uint32_t hopper_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* --- barriers in shared memory --- */
+
+QUIRE_DEVICE void hopper_barrier_init(uint64_t *barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(hopper_shared(barrier)), "r"(arrivals) : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine; a __syncthreads follows. */
+QUIRE_DEVICE void hopper_barrier_init_fence(void) { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+QUIRE_DEVICE void hopper_barrier_arrive(uint64_t *barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(hopper_shared(barrier)) : "memory");
+}
+
+/* Arrives and announces bytes that copies will bring. */
+QUIRE_DEVICE void hopper_barrier_expect(uint64_t *barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(hopper_shared(barrier)), "r"(bytes)
+               : "memory");
+}
+
+/* Waits until the phase of this parity is over. A barrier's first phase has parity 0. */
+QUIRE_DEVICE void hopper_barrier_wait(uint64_t *barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(hopper_shared(barrier)), "r"(parity)
+                 : "memory");
+  } while (done == 0);
+}
+
+/* Barrier `id` (1 to 15) of the block among `threads` of its threads, whole warps. */
+QUIRE_DEVICE void hopper_threads_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+QUIRE_DEVICE void hopper_proxy_fence(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* --- copies --- */
+
+/* 16 bytes to shared memory, past the first-level cache; zeros where `read` is false, and then nothing is read. */
+QUIRE_DEVICE void hopper_copy16(uint32_t shared, const void *global, bool read) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(read ? 16 : 0)
+               : "memory");
+}
+
+QUIRE_DEVICE void hopper_copy4(uint32_t shared, const void *global, bool read) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(read ? 4 : 0)
+               : "memory");
+}
+
+/* Arrives (one of the barrier's counted arrivals) once all earlier hopper_copy of this thread are there. */
+QUIRE_DEVICE void hopper_copies_arrive(uint64_t *barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(hopper_shared(barrier)) : "memory");
+}
+
+/* --- registers of a warp group's role --- */
+
+template <int COUNT> QUIRE_DEVICE void hopper_registers_up(void) {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT> QUIRE_DEVICE void hopper_registers_down(void) {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+/* --- warp-group products --- */
+
+/* Operand of 8-row groups of 128-byte rows in shared memory, 16-byte chunk c of row r at chunk c ^ (r mod 8), 1,024-byte
+ * aligned; k runs along the row. A step of 32 bytes along k adds 2. */
+QUIRE_DEVICE uint64_t hopper_operand(uint32_t shared) {
+  return (uint64_t)((shared & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+QUIRE_DEVICE void hopper_products_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+QUIRE_DEVICE void hopper_products_end(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/* Until at most `COUNT` of this warp group's products are under way. */
+template <int COUNT> QUIRE_DEVICE void hopper_products_wait(void) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory");
+}
+
+#endif
