@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "device/device.h"
 #include "layout/kv_source.h"
+#include "layout/sampling.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -242,14 +243,6 @@ struct quire_moe {
   uint8_t *scratch;                   /* quire_moe_scratch_bytes */
   int32_t m, hidden, expert_width, shared_width, expert_count, k;
   int64_t x_ld, residual_ld;
-};
-
-/* Sampling parameters of one row. temperature 0 (or not above it): argmax, ties to the lower id. */
-struct quire_sampling {
-  float temperature;
-  float top_p;   /* 1: off */
-  int32_t top_k; /* 0: off */
-  uint64_t seed;
 };
 
 /* token = argmax(log p + Gumbel(seed, position)) over what temperature, top-k and top-p leave (arithmetic.md 12). */

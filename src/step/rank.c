@@ -254,7 +254,8 @@ static void draw(struct quire_rank *r, const struct quire_step_plan *plan) {
     r->rows[count] = i;
     r->positions[count] = entry->end;
     r->owners[count] = batch->entries[i];
-    r->sampling[count] = (struct quire_sampling){entry->temperature, entry->top_p, entry->top_k, entry->seed};
+    r->sampling[count] = (struct quire_sampling){
+        .temperature = entry->temperature, .top_p = entry->top_p, .top_k = entry->top_k, .seed = entry->seed};
     count++;
     if (count == r->config.logits_max) {
       draw_block(r, count);
