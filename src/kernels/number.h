@@ -10,7 +10,7 @@
 
 #include "layout/geometry.h"
 
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__) /* the device half of a CUDA file */
 #define QUIRE_FMA_F32(a, b, c) __fmaf_rn(a, b, c)
 #define QUIRE_FMA_F64(a, b, c) __fma_rn(a, b, c)
 #define QUIRE_SQRT_F32(a) __fsqrt_rn(a)
