@@ -30,6 +30,7 @@ struct active_request {
   int32_t paged;      /* rows in pages, behind a fence */
   int32_t carry_rank; /* holds the hidden state of computed - 1, or -1 */
   int32_t announced;  /* pages of the table the ranks know */
+  int32_t listed;     /* position up to which the ranks have the list of the penalties; -1: nothing of it */
   int32_t drawn;
   enum quire_finish finish;
 };

@@ -98,6 +98,10 @@ static enum quire_status check_request(const struct quire_engine *engine, const 
                              request->tokens[i], engine->config.model->vocab);
     }
   }
+  enum quire_status status = quire_sampling_check(&request->sampling, engine->config.model->vocab, error_out);
+  if (status != QUIRE_OK) {
+    return status;
+  }
   if ((request->flags & QUIRE_ENTRY_DRAFT_FULL) != 0 && !engine->config.weights->has_mtp) {
     return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "draft layer", "this model has none (or --mtp off)");
   }
@@ -123,6 +127,7 @@ enum quire_status quire_engine_start(struct quire_engine *engine, const struct q
   active->paged = active->computed;
   active->carry_rank = -1;
   active->announced = 0;
+  active->listed = -1;
   active->drawn = 0;
   active->phase = PHASE_PREFILL;
   if (hit_out != NULL) {
@@ -148,10 +153,6 @@ static struct quire_step_entry base_entry(const struct quire_engine *engine, con
       .next_token = QUIRE_TOKEN_ABSENT,
       .append_begin = active->announced,
       .append_count = pages - active->announced,
-      .temperature = active->args.sampling.temperature,
-      .top_p = active->args.sampling.top_p,
-      .top_k = active->args.sampling.top_k,
-      .seed = active->args.sampling.seed,
   };
   *appended_out = table + active->announced;
   return entry;
@@ -201,10 +202,18 @@ static enum quire_status run_plan(struct quire_engine *engine, const struct quir
                                   const quire_page *appended, struct quire_step_ack **ack_out,
                                   struct quire_error *error_out) {
   struct active_request *active = &engine->active;
-  int32_t first = entry->begin > 0 ? entry->begin - 1 : 0;
+  struct quire_step_draw draw = {
+      .sampling = &active->args.sampling,
+      .tokens = active->tokens,
+      .prompt_end = active->args.count,
+      .listed = active->listed,
+  };
   quire_step_plan_reset(engine->plan, ++engine->epoch, engine->geometry.ranks, engine->config.split);
-  bool fits = quire_step_plan_add(engine->plan, &engine->step.limits, entry, active->tokens + first, appended);
+  bool fits = entry->end > entry->begin
+                  ? quire_step_plan_add_drawn(engine->plan, &engine->step.limits, entry, appended, &draw)
+                  : quire_step_plan_add(engine->plan, &engine->step.limits, entry, NULL, appended);
   QUIRE_ASSERT(fits);
+  active->listed = draw.listed;
   enum quire_status status = quire_step_post(engine->executor, engine->plan, error_out);
   if (status != QUIRE_OK) {
     return status;

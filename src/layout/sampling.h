@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/status.h"
 
@@ -39,6 +40,14 @@ struct quire_bias {
   int32_t token;
   float value;
 };
+
+/* The bias that forbids: -infinity. */
+static inline float quire_bias_forbids(void) {
+  uint32_t bits = 0xff800000u;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
 
 /* One of the likeliest tokens of a row; token -1 where there is none. */
 struct quire_top {

@@ -1,6 +1,7 @@
 /* What a rank says after a step: one block a rank, flat and without pointers, like the plan (step_plan.h).
  *
  *   | header | entries: one quire_step_result a plan entry | rows: one quire_step_row a plan token (evaluation) |
+ *   | tops: likeliest tokens, where the plan's sampling records place them |
  *
  * Each rank fills in what it computed; quire_step_ack_merge puts the ranks' blocks together. The controller alone turns
  * the result into cache calls. Pure. */
@@ -22,7 +23,7 @@ extern "C" {
 
 struct quire_step_result {
   int32_t token;     /* drawn, or QUIRE_TOKEN_ABSENT */
-  float logprob;     /* of the drawn token under the full softmax */
+  float logprob;     /* of the drawn token under the full softmax (sampling.h) */
   int32_t nonfinite; /* 1: a row of this entry was not finite when it was put, or its logits when it was drawn from */
 };
 
@@ -57,6 +58,9 @@ void quire_step_ack_reset(struct quire_step_ack *ack, const struct quire_step_pl
                           const struct quire_step_limits *limits, int32_t rank);
 struct quire_step_result *quire_step_ack_results(struct quire_step_ack *ack);
 struct quire_step_row *quire_step_ack_rows(struct quire_step_ack *ack, const struct quire_step_limits *limits);
+/* [plan top_count]: a record's at its top_first, likeliest first; those of a scored position of its entry at
+ * row_top_first + (position - begin) * row_top_count. They are of the full softmax. */
+struct quire_top *quire_step_ack_tops(struct quire_step_ack *ack, const struct quire_step_limits *limits);
 /* Adds what `from` knows to `into`. The first failure that is not QUIRE_ERR_ABORTED wins. */
 void quire_step_ack_merge(struct quire_step_ack *into, struct quire_step_ack *from, const struct quire_step_plan *plan,
                           const struct quire_step_limits *limits);

@@ -254,8 +254,9 @@ static void draw(struct quire_rank *r, const struct quire_step_plan *plan) {
     r->rows[count] = i;
     r->positions[count] = entry->end;
     r->owners[count] = batch->entries[i];
-    r->sampling[count] = (struct quire_sampling){
-        .temperature = entry->temperature, .top_p = entry->top_p, .top_k = entry->top_k, .seed = entry->seed};
+    const struct quire_step_sampling *s = quire_step_entry_sampling(plan, &r->config.limits, entry);
+    r->sampling[count] =
+        (struct quire_sampling){.temperature = s->temperature, .top_p = s->top_p, .top_k = s->top_k, .seed = s->seed};
     count++;
     if (count == r->config.logits_max) {
       draw_block(r, count);

@@ -9,7 +9,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct quire_step_limits limits = {.entries_max = 3, .tokens_max = 40, .pages_max = 8};
+static const struct quire_step_limits limits = {
+    .entries_max = 3, .tokens_max = 40, .pages_max = 8, .lists_max = 20, .biases_max = 8, .tops_max = 12};
 
 /* Everything a rank asks of an entry. Long ranges would only cost time. */
 static void walk(const struct quire_step_plan *plan, const struct quire_step_entry *entry) {
@@ -22,6 +23,23 @@ static void walk(const struct quire_step_plan *plan, const struct quire_step_ent
   for (int32_t i = 0; i < entry->append_count; i++) {
     (void)quire_step_plan_pages(plan, &limits)[entry->append_first + i];
   }
+  const struct quire_step_sampling *s = quire_step_entry_sampling(plan, &limits, entry);
+  if (s == NULL) {
+    return;
+  }
+  volatile int64_t sum = 0;
+  for (int32_t i = 0; i < s->list_end - s->list_begin; i++) {
+    sum += quire_step_sampling_list(plan, &limits, s)[i];
+  }
+  for (int32_t i = 0; i < s->bias_count; i++) {
+    sum += quire_step_sampling_biases(plan, &limits, s)[i].token;
+  }
+  for (int32_t p = s->list_end; (entry->flags & QUIRE_ENTRY_SAMPLE) != 0 && quire_step_sampling_penalises(s) &&
+                                p < entry->end && p < s->list_end + 64;
+       p++) {
+    sum += quire_step_entry_token(plan, &limits, entry, p);
+  }
+  QUIRE_ASSERT(s->top_first + s->top_count <= limits.tops_max && s->row_top_first + s->row_top_count >= 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

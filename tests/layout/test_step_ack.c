@@ -11,7 +11,7 @@
 
 #include "layout/step_ack.h"
 
-static const struct quire_step_limits limits = {.entries_max = 3, .tokens_max = 8, .pages_max = 2};
+static const struct quire_step_limits limits = {.entries_max = 3, .tokens_max = 8, .pages_max = 2, .tops_max = 5};
 
 struct fixture {
   struct quire_step_plan *plan;
@@ -37,6 +37,7 @@ static int open_fixture(void **state) {
   assert_true(quire_step_plan_add(f->plan, &limits, &prefill, tokens, NULL));
   assert_true(quire_step_plan_add(f->plan, &limits, &decode, tokens, NULL));
   assert_int_equal(f->plan->token_count, 6);
+  f->plan->top_count = 5;
   for (int i = 0; i < 3; i++) {
     /* exact size, so that a sanitizer sees a row too many; garbage, so that reset has something to do */
     size_t bytes = (size_t)quire_step_ack_bytes(&limits);
@@ -62,7 +63,7 @@ static int close_fixture(void **state) {
 static void sizes(void **state) {
   (void)state;
   assert_int_equal(quire_step_ack_bytes(&limits), sizeof(struct quire_step_ack) + 3 * sizeof(struct quire_step_result) +
-                                                      8 * sizeof(struct quire_step_row));
+                                                      8 * sizeof(struct quire_step_row) + 5 * sizeof(struct quire_top));
 }
 
 static void reset_knows_nothing(void **state) {
@@ -80,6 +81,9 @@ static void reset_knows_nothing(void **state) {
       const struct quire_step_row *row = quire_step_ack_rows(ack, &limits) + t;
       assert_true(row->argmax == QUIRE_TOKEN_ABSENT && row->draft_argmax == QUIRE_TOKEN_ABSENT && row->logprob == 0.0f);
     }
+    for (int32_t t = 0; t < f->plan->top_count; t++) {
+      assert_int_equal(quire_step_ack_tops(ack, &limits)[t].token, QUIRE_TOKEN_ABSENT);
+    }
   }
 }
 
@@ -92,6 +96,9 @@ static void fill_parts(struct fixture *f) {
     quire_step_ack_rows(f->ack[t % 3], &limits)[t].logprob = -(float)t;
     quire_step_ack_rows(f->ack[(t + 1) % 3], &limits)[t].draft_argmax = 200 + t;
   }
+  for (int32_t t = 0; t < f->plan->top_count; t++) {
+    quire_step_ack_tops(f->ack[(t + 2) % 3], &limits)[t] = (struct quire_top){300 + t, -0.25f * (float)t};
+  }
 }
 
 static void expect_whole(struct fixture *f, struct quire_step_ack *ack) {
@@ -100,6 +107,10 @@ static void expect_whole(struct fixture *f, struct quire_step_ack *ack) {
   for (int32_t t = 0; t < f->plan->token_count; t++) {
     const struct quire_step_row *row = quire_step_ack_rows(ack, &limits) + t;
     assert_true(row->argmax == 100 + t && row->draft_argmax == 200 + t && row->logprob == -(float)t);
+  }
+  for (int32_t t = 0; t < f->plan->top_count; t++) {
+    struct quire_top top = quire_step_ack_tops(ack, &limits)[t];
+    assert_true(top.token == 300 + t && top.logprob == -0.25f * (float)t);
   }
 }
 

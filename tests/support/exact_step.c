@@ -81,7 +81,6 @@ static struct quire_step_entry make_entry(const struct exact_step *step, int32_t
       .commit_rank = -1,
       .append_begin = s->announced,
       .append_count = pages - s->announced,
-      .top_p = 1.0f,
       .next_token = QUIRE_TOKEN_ABSENT,
   };
   if (step->parts.draft_layers > 0 && entry.begin > 0 && count > 0) {
@@ -111,10 +110,13 @@ struct quire_step_entry exact_step_decode(const struct exact_step *step, int32_t
 }
 
 void exact_step_add(struct exact_step *step, const struct quire_step_entry *entry) {
+  static const struct quire_sampling greedy;
   const struct exact_slot *s = &step->slot[entry->request];
-  int32_t first = entry->begin > 0 ? entry->begin - 1 : 0;
-  assert_true(
-      quire_step_plan_add(step->plan, &step->config.limits, entry, s->tokens + first, s->table + entry->append_begin));
+  struct quire_step_draw draw = {.sampling = &greedy, .tokens = s->tokens, .listed = -1};
+  const quire_page *pages = s->table + entry->append_begin;
+  assert_true(entry->end > entry->begin
+                  ? quire_step_plan_add_drawn(step->plan, &step->config.limits, entry, pages, &draw)
+                  : quire_step_plan_add(step->plan, &step->config.limits, entry, NULL, pages));
 }
 
 struct quire_step_ack *exact_step_run(struct exact_step *step) {
