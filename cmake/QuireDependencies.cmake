@@ -14,6 +14,7 @@ function(quire_dependency name module)
 endfunction()
 
 quire_dependency(LIBCRYPTO libcrypto)
+quire_dependency(LIBEVENT libevent_core)
 quire_dependency(YAML yaml-0.1)
 quire_dependency(JANSSON jansson)
 quire_dependency(PCRE2 libpcre2-8)

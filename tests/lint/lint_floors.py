@@ -41,6 +41,7 @@ PUBLIC = {"api", "engine", "cli", "bench"}
 WRAPPED = {
     "xxhash.h": {"base"},
     "openssl/": {"base", "net", "server", "msg"},
+    "event2/": {"net"},
     "yaml.h": {"base"},
     "jansson.h": {"base", "text", "model", "server", "cli", "bench", "msg"},
     "pcre2.h": {"text"},
