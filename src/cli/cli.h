@@ -126,6 +126,7 @@ int cli_info(int argc, char **argv);
 int cli_check(int argc, char **argv);
 int cli_eval(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+int cli_replay(int argc, char **argv);
 
 #ifdef __cplusplus
 }

@@ -16,6 +16,7 @@ static const struct command commands[] = {
     {"check", cli_check, "self-tests of this machine and a model"},
     {"eval", cli_eval, "held-out loss, recall by distance, draft agreement"},
     {"bench", cli_bench, "measure against ceilings of the same run"},
+    {"replay", cli_replay, "hit rates of a published trace through pool and tree"},
 };
 
 static void usage(FILE *out) {
