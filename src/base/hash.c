@@ -19,6 +19,10 @@ struct quire_hash128 quire_hash128(const void *data, size_t bytes, uint64_t seed
   return digest_of(XXH3_128bits_withSeed(bytes ? data : "", bytes, seed));
 }
 
+_Static_assert(sizeof XXH3_kSecret == QUIRE_HASH128_SECRET_BYTES, "the default secret of XXH3");
+
+const uint8_t *quire_hash128_secret(void) { return XXH3_kSecret; }
+
 static XXH3_state_t *state_of(struct quire_hash128_stream *stream) { return (XXH3_state_t *)(void *)stream->state; }
 
 void quire_hash128_begin(struct quire_hash128_stream *stream, uint64_t seed) {

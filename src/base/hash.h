@@ -39,6 +39,10 @@ struct quire_sha256_stream {
 /* XXH3-128 with seed of bytes bytes (may be 0, then data may be NULL). */
 struct quire_hash128 quire_hash128(const void *data, size_t bytes, uint64_t seed);
 
+/* The constants XXH3 mixes in, for who computes it elsewhere than on this processor. */
+#define QUIRE_HASH128_SECRET_BYTES 192
+const uint8_t *quire_hash128_secret(void);
+
 void quire_hash128_begin(struct quire_hash128_stream *stream, uint64_t seed);
 void quire_hash128_add(struct quire_hash128_stream *stream, const void *data, size_t bytes);
 /* The digest of what was added so far; the stream may go on. */

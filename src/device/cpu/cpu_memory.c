@@ -8,16 +8,28 @@
 #include <unistd.h>
 
 #include "base/assert.h"
-#include "device/device.h"
+#include "device/device_private.h"
 
 #define POISON 0xFF
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
-struct quire_memory {
-  const struct quire_env *env;
-  void *base;
-  size_t bytes;  /* as asked for */
+struct cpu_memory {
+  struct quire_memory front;
   size_t mapped; /* whole virtual pages; 0: adopted */
+};
+
+static void cpu_memory_destroy(struct quire_memory *front) {
+  struct cpu_memory *memory = (struct cpu_memory *)front;
+  const struct quire_env *env = front->env;
+  if (memory->mapped != 0) {
+    env->dealloc(env->context, front->base, memory->mapped);
+  }
+  quire_env_free(env, memory, 1, sizeof *memory);
+}
+
+static const struct quire_memory_ops cpu_memory_ops = {
+    .destroy = cpu_memory_destroy,
+    .share = quire_memory_not_shareable,
 };
 
 enum quire_status quire_memory_create(const struct quire_env *env, size_t bytes, struct quire_memory **memory_out,
@@ -27,7 +39,7 @@ enum quire_status quire_memory_create(const struct quire_env *env, size_t bytes,
   if (bytes == 0) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "device memory", "a size of 0 bytes was asked for");
   }
-  struct quire_memory *memory = quire_env_zalloc(env, 1, sizeof *memory);
+  struct cpu_memory *memory = quire_env_zalloc(env, 1, sizeof *memory);
   if (memory == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "device memory", "no memory for its record");
   }
@@ -42,8 +54,8 @@ enum quire_status quire_memory_create(const struct quire_env *env, size_t bytes,
     (void)madvise(base, mapped, MADV_HUGEPAGE); /* a wish: top-k reads rows all over the slab */
   }
   memset(base, POISON, mapped);
-  *memory = (struct quire_memory){.env = env, .base = base, .bytes = bytes, .mapped = mapped};
-  *memory_out = memory;
+  *memory = (struct cpu_memory){.front = {&cpu_memory_ops, env, base, bytes}, .mapped = mapped};
+  *memory_out = &memory->front;
   return QUIRE_OK;
 }
 
@@ -54,31 +66,11 @@ enum quire_status quire_memory_adopt(const struct quire_env *env, void *base, si
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "device memory", "nothing to adopt: %zu bytes at %p", bytes,
                            base);
   }
-  struct quire_memory *memory = quire_env_zalloc(env, 1, sizeof *memory);
+  struct cpu_memory *memory = quire_env_zalloc(env, 1, sizeof *memory);
   if (memory == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "device memory", "no memory for its record");
   }
-  *memory = (struct quire_memory){.env = env, .base = base, .bytes = bytes, .mapped = 0};
-  *memory_out = memory;
+  *memory = (struct cpu_memory){.front = {&cpu_memory_ops, env, base, bytes}, .mapped = 0};
+  *memory_out = &memory->front;
   return QUIRE_OK;
-}
-
-void quire_memory_destroy(struct quire_memory *memory) {
-  if (memory == NULL) {
-    return;
-  }
-  if (memory->mapped != 0) {
-    memory->env->dealloc(memory->env->context, memory->base, memory->mapped);
-  }
-  quire_env_free(memory->env, memory, 1, sizeof *memory);
-}
-
-void *quire_memory_base(const struct quire_memory *memory) {
-  QUIRE_ASSERT(memory != NULL);
-  return memory->base;
-}
-
-size_t quire_memory_bytes(const struct quire_memory *memory) {
-  QUIRE_ASSERT(memory != NULL);
-  return memory->bytes;
 }

@@ -27,6 +27,7 @@
 #include "base/thread.h"
 #include "device/device.h"
 #include "device/device_info.h"
+#include "device/device_private.h"
 
 #define POISON 0xFF
 #define DIGEST_CHUNK_BYTES ((size_t)64 << 10) /* stays in the second-level cache between copy and digest */
@@ -34,7 +35,7 @@
 #define SPIN_LOOPS 400
 #define DELAY_NS_MAX 400000u
 
-enum item_kind { ITEM_LAUNCH, ITEM_COPY, ITEM_FILL, ITEM_DIGEST, ITEM_WAIT };
+enum item_kind { ITEM_LAUNCH, ITEM_COPY, ITEM_FILL, ITEM_DIGEST, ITEM_LIST, ITEM_WAIT };
 
 struct item_copy {
   void *target;
@@ -44,6 +45,11 @@ struct item_copy {
   int value;
 };
 
+struct item_list {
+  const struct quire_copy *list;
+  int32_t count;
+};
+
 struct item_launch {
   quire_stream_fn fn;
   _Alignas(16) unsigned char args[QUIRE_STREAM_ARGS_BYTES_MAX];
@@ -51,15 +57,16 @@ struct item_launch {
 
 struct item {
   enum item_kind kind;
-  union {
+  union { /* enqueue copies the member its kind uses */
     struct item_launch launch;
     struct item_copy copy;
+    struct item_list list;
     struct quire_event event;
   } u;
 };
 
-struct quire_stream {
-  const struct quire_env *env;
+struct cpu_stream {
+  struct quire_stream front;
   enum quire_stream_mode mode;
   struct quire_team *team;
   struct item *ring; /* [QUIRE_STREAM_QUEUE_ITEMS], NULL for inline */
@@ -74,6 +81,8 @@ struct quire_stream {
   pthread_t thread;
 };
 
+static const struct quire_stream_ops cpu_stream_ops;
+
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -81,7 +90,7 @@ static void relax(void) {
 }
 
 /* Half of the items are not delayed, so that orders of both kinds occur. */
-static void delay(struct quire_stream *stream) {
+static void delay(struct cpu_stream *stream) {
   uint64_t draw = quire_splitmix64(&stream->random);
   if ((draw & 1) != 0) {
     struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)((draw >> 8) % DELAY_NS_MAX)};
@@ -110,6 +119,9 @@ static void copy_with_digest(const struct item_copy *copy) {
 }
 
 static void item_poison(const struct item *item) {
+  for (int32_t i = 0; item->kind == ITEM_LIST && i < item->u.list.count; i++) {
+    memset(item->u.list.list[i].target, POISON, item->u.list.list[i].bytes);
+  }
   if (item->kind == ITEM_COPY || item->kind == ITEM_FILL || item->kind == ITEM_DIGEST) {
     if (item->u.copy.bytes != 0) {
       memset(item->u.copy.target, POISON, item->u.copy.bytes);
@@ -139,24 +151,30 @@ static void item_run(struct item *item, struct quire_team *team) {
   case ITEM_DIGEST:
     copy_with_digest(copy);
     break;
+  case ITEM_LIST:
+    for (int32_t i = 0; i < item->u.list.count; i++) {
+      const struct quire_copy *one = &item->u.list.list[i];
+      memcpy(one->target, one->source, one->bytes);
+    }
+    break;
   case ITEM_WAIT:
     quire_event_sync(item->u.event);
     break;
   }
 }
 
-static void stream_lock(struct quire_stream *stream) {
+static void stream_lock(struct cpu_stream *stream) {
   int failed = pthread_mutex_lock(&stream->mutex);
   QUIRE_ASSERT(failed == 0);
 }
 
-static void stream_unlock(struct quire_stream *stream) {
+static void stream_unlock(struct cpu_stream *stream) {
   int failed = pthread_mutex_unlock(&stream->mutex);
   QUIRE_ASSERT(failed == 0);
 }
 
 /* One item more has run. The lock keeps a waiter from falling asleep between its look and our signal. */
-static void advance(struct quire_stream *stream) {
+static void advance(struct cpu_stream *stream) {
   atomic_fetch_add(&stream->executed, 1);
   if (atomic_load(&stream->waiters) != 0) {
     stream_lock(stream);
@@ -166,7 +184,7 @@ static void advance(struct quire_stream *stream) {
 }
 
 static void *worker_main(void *context) {
-  struct quire_stream *stream = context;
+  struct cpu_stream *stream = context;
   uint64_t next = 0;
   for (;;) {
     stream_lock(stream);
@@ -190,7 +208,7 @@ static void *worker_main(void *context) {
 }
 
 /* Sleeps until `executed` has reached sequence. */
-static void reach(struct quire_stream *stream, uint64_t sequence) {
+static void reach(struct cpu_stream *stream, uint64_t sequence) {
   int spins = quire_device_cores() >= SPIN_CORES_MIN ? SPIN_LOOPS : 0;
   for (int i = 0; i < spins; i++) {
     if (atomic_load_explicit(&stream->executed, memory_order_acquire) >= sequence) {
@@ -211,7 +229,7 @@ static void reach(struct quire_stream *stream, uint64_t sequence) {
 }
 
 /* Where the next item goes; waits while the queue is full. */
-static struct item *slot_begin(struct quire_stream *stream) {
+static struct item *slot_begin(struct cpu_stream *stream) {
   QUIRE_ASSERT(stream != NULL && stream->ring != NULL);
   if (stream->enqueued >= QUIRE_STREAM_QUEUE_ITEMS) {
     uint64_t sequence = stream->enqueued - QUIRE_STREAM_QUEUE_ITEMS + 1;
@@ -222,7 +240,7 @@ static struct item *slot_begin(struct quire_stream *stream) {
   return &stream->ring[stream->enqueued % QUIRE_STREAM_QUEUE_ITEMS];
 }
 
-static void slot_end(struct quire_stream *stream, const struct item *item) {
+static void slot_end(struct cpu_stream *stream, const struct item *item) {
   if (stream->mode == QUIRE_STREAM_DEFERRED && atomic_load(&stream->executed) == stream->enqueued) {
     item_poison(item);
   }
@@ -232,33 +250,34 @@ static void slot_end(struct quire_stream *stream, const struct item *item) {
   stream_unlock(stream);
 }
 
-static void enqueue_copy(struct quire_stream *stream, enum item_kind kind, struct item_copy copy) {
-  QUIRE_ASSERT(stream != NULL && (copy.bytes == 0 || copy.target != NULL));
+/* Anything but a launch, whose arguments are large. */
+static void enqueue(struct cpu_stream *stream, struct item *what) {
   if (stream->mode == QUIRE_STREAM_INLINE) {
-    struct item item;
-    item.kind = kind;
-    item.u.copy = copy;
-    item_run(&item, stream->team);
+    item_run(what, stream->team);
     stream->enqueued++;
     advance(stream);
     return;
   }
   struct item *item = slot_begin(stream);
-  item->kind = kind;
-  item->u.copy = copy;
+  item->kind = what->kind;
+  switch (what->kind) {
+  case ITEM_LIST:
+    item->u.list = what->u.list;
+    break;
+  case ITEM_WAIT:
+    item->u.event = what->u.event;
+    break;
+  default:
+    item->u.copy = what->u.copy;
+    break;
+  }
   slot_end(stream, item);
-}
-
-static bool overlap(const void *a, const void *b, size_t bytes) {
-  uintptr_t x = (uintptr_t)a;
-  uintptr_t y = (uintptr_t)b;
-  return x < y ? y - x < bytes : x - y < bytes;
 }
 
 /* -- the interface ---------------------------------------------------------------------------------------------- */
 
 /* Locks and worker of a stream that has a queue; false leaves nothing behind. */
-static bool worker_start(struct quire_stream *stream) {
+static bool worker_start(struct cpu_stream *stream) {
   if (pthread_cond_init(&stream->work, NULL) != 0) {
     return false;
   }
@@ -276,11 +295,11 @@ enum quire_status quire_stream_create(const struct quire_env *env, enum quire_st
   if (mode != QUIRE_STREAM_INLINE && mode != QUIRE_STREAM_THREAD && mode != QUIRE_STREAM_DEFERRED) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "stream", "mode %d is not one of the three", (int)mode);
   }
-  struct quire_stream *stream = quire_env_zalloc(env, 1, sizeof *stream);
+  struct cpu_stream *stream = quire_env_zalloc(env, 1, sizeof *stream);
   if (stream == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "stream", "no memory for its record");
   }
-  stream->env = env;
+  stream->front = (struct quire_stream){&cpu_stream_ops, env, mode == QUIRE_STREAM_INLINE};
   stream->mode = mode;
   stream->team = team;
   stream->random = seed;
@@ -299,7 +318,7 @@ enum quire_status quire_stream_create(const struct quire_env *env, enum quire_st
   if (mode != QUIRE_STREAM_INLINE && !worker_start(stream)) {
     goto destroy_moved;
   }
-  *stream_out = stream;
+  *stream_out = &stream->front;
   return QUIRE_OK;
 
 destroy_moved:
@@ -314,10 +333,14 @@ free_stream:
                          "no memory for its queue, or no thread to run it; see ulimit -u and -v");
 }
 
-void quire_stream_destroy(struct quire_stream *stream) {
-  if (stream == NULL) {
-    return;
-  }
+static struct cpu_stream *cpu_of(struct quire_stream *stream) {
+  QUIRE_ASSERT(stream->ops == &cpu_stream_ops);
+  return (struct cpu_stream *)stream;
+}
+
+static void cpu_destroy(struct quire_stream *front) {
+  struct cpu_stream *stream = cpu_of(front);
+  const struct quire_env *env = front->env;
   stream_lock(stream);
   stream->stopping = true;
   if (stream->mode != QUIRE_STREAM_INLINE) {
@@ -325,7 +348,7 @@ void quire_stream_destroy(struct quire_stream *stream) {
     stream_unlock(stream);
     (void)pthread_join(stream->thread, NULL);
     (void)pthread_cond_destroy(&stream->work);
-    quire_env_free(stream->env, stream->ring, QUIRE_STREAM_QUEUE_ITEMS, sizeof *stream->ring);
+    quire_env_free(env, stream->ring, QUIRE_STREAM_QUEUE_ITEMS, sizeof *stream->ring);
     stream_lock(stream);
   }
   /* everything has run, but who slept until then may not have left the mutex yet */
@@ -335,13 +358,22 @@ void quire_stream_destroy(struct quire_stream *stream) {
   stream_unlock(stream);
   (void)pthread_cond_destroy(&stream->moved);
   (void)pthread_mutex_destroy(&stream->mutex);
-  quire_env_free(stream->env, stream, 1, sizeof *stream);
+  quire_env_free(env, stream, 1, sizeof *stream);
 }
 
-bool quire_stream_is_inline(const struct quire_stream *stream) { return stream->mode == QUIRE_STREAM_INLINE; }
+static void *cpu_native(struct quire_stream *front) {
+  (void)front;
+  return NULL;
+}
 
-void quire_stream_launch(struct quire_stream *stream, quire_stream_fn fn, const void *args, size_t args_bytes) {
-  QUIRE_ASSERT(stream != NULL && fn != NULL && args_bytes <= QUIRE_STREAM_ARGS_BYTES_MAX);
+static enum quire_status cpu_check(struct quire_stream *front, struct quire_error *error_out) {
+  (void)front;
+  (void)error_out;
+  return QUIRE_OK;
+}
+
+static void cpu_launch(struct quire_stream *front, quire_stream_fn fn, const void *args, size_t args_bytes) {
+  struct cpu_stream *stream = cpu_of(front);
   if (stream->mode == QUIRE_STREAM_INLINE) {
     struct item_launch launch;
     if (args_bytes != 0) {
@@ -361,51 +393,59 @@ void quire_stream_launch(struct quire_stream *stream, quire_stream_fn fn, const 
   slot_end(stream, item);
 }
 
-void quire_stream_copy(struct quire_stream *stream, void *target, const void *source, size_t bytes) {
-  QUIRE_ASSERT(!overlap(target, source, bytes));
-  enqueue_copy(stream, ITEM_COPY, (struct item_copy){.target = target, .source = source, .bytes = bytes});
+static void cpu_copy(struct quire_stream *front, void *target, const void *source, size_t bytes) {
+  struct item_copy copy = {.target = target, .source = source, .bytes = bytes};
+  enqueue(cpu_of(front), &(struct item){.kind = ITEM_COPY, .u.copy = copy});
 }
 
-void quire_stream_fill(struct quire_stream *stream, void *target, int value, size_t bytes) {
-  enqueue_copy(stream, ITEM_FILL, (struct item_copy){.target = target, .value = value, .bytes = bytes});
+static void cpu_fill(struct quire_stream *front, void *target, int value, size_t bytes) {
+  struct item_copy copy = {.target = target, .value = value, .bytes = bytes};
+  enqueue(cpu_of(front), &(struct item){.kind = ITEM_FILL, .u.copy = copy});
 }
 
-void quire_stream_copy_digest(struct quire_stream *stream, void *target, const void *source, size_t bytes,
-                              uint64_t *digest_out) {
-  QUIRE_ASSERT(digest_out != NULL && !overlap(target, source, bytes));
-  enqueue_copy(stream, ITEM_DIGEST,
-               (struct item_copy){.target = target, .source = source, .bytes = bytes, .digest_out = digest_out});
+static void cpu_copy_digest(struct quire_stream *front, void *target, const void *source, size_t bytes,
+                            uint64_t *digest_out) {
+  struct item_copy copy = {.target = target, .source = source, .bytes = bytes, .digest_out = digest_out};
+  enqueue(cpu_of(front), &(struct item){.kind = ITEM_DIGEST, .u.copy = copy});
 }
 
-struct quire_event quire_stream_record(struct quire_stream *stream) {
-  QUIRE_ASSERT(stream != NULL);
-  return (struct quire_event){.stream = stream, .sequence = stream->enqueued};
+static void cpu_copy_list(struct quire_stream *front, const struct quire_copy *list, int32_t count, uint32_t bytes_max,
+                          int32_t width) {
+  (void)bytes_max;
+  (void)width;
+  enqueue(cpu_of(front), &(struct item){.kind = ITEM_LIST, .u.list = {list, count}});
 }
 
-void quire_stream_wait(struct quire_stream *stream, struct quire_event event) {
-  QUIRE_ASSERT(stream != NULL);
-  if (event.stream == stream) {
+static struct quire_event cpu_record(struct quire_stream *front) {
+  return (struct quire_event){.stream = front, .sequence = cpu_of(front)->enqueued};
+}
+
+static void cpu_wait(struct quire_stream *front, struct quire_event event) {
+  struct cpu_stream *stream = cpu_of(front);
+  if (event.stream == front) {
     QUIRE_ASSERT(event.sequence <= stream->enqueued); /* a queue is in order already */
     return;
   }
-  if (stream->mode == QUIRE_STREAM_INLINE) {
-    quire_event_sync(event);
-    stream->enqueued++;
-    advance(stream);
-    return;
-  }
-  struct item *item = slot_begin(stream);
-  item->kind = ITEM_WAIT;
-  item->u.event = event;
-  slot_end(stream, item);
+  enqueue(stream, &(struct item){.kind = ITEM_WAIT, .u.event = event});
 }
 
-bool quire_event_done(struct quire_event event) {
-  return event.stream == NULL || atomic_load_explicit(&event.stream->executed, memory_order_acquire) >= event.sequence;
+static bool cpu_event_done(struct quire_event event) {
+  return atomic_load_explicit(&cpu_of(event.stream)->executed, memory_order_acquire) >= event.sequence;
 }
 
-void quire_event_sync(struct quire_event event) {
-  if (!quire_event_done(event)) {
-    reach(event.stream, event.sequence);
-  }
-}
+static void cpu_event_sync(struct quire_event event) { reach(cpu_of(event.stream), event.sequence); }
+
+static const struct quire_stream_ops cpu_stream_ops = {
+    .destroy = cpu_destroy,
+    .native = cpu_native,
+    .check = cpu_check,
+    .launch = cpu_launch,
+    .copy = cpu_copy,
+    .fill = cpu_fill,
+    .copy_digest = cpu_copy_digest,
+    .copy_list = cpu_copy_list,
+    .record = cpu_record,
+    .wait = cpu_wait,
+    .event_done = cpu_event_done,
+    .event_sync = cpu_event_sync,
+};
