@@ -15,6 +15,7 @@ struct request {
   int32_t tokens;  /* positions below need no computing */
   int32_t sealed;  /* request pages below are sealed: matched or committed */
   uint32_t flush;  /* flushes of the cache when the request was filled */
+  struct quire_hash128 root;
   bool no_match;
   bool detached; /* its pages in the tree were dropped: puts no more into it */
 };
@@ -32,6 +33,8 @@ struct quire_cache {
   size_t bytes;
   struct quire_geometry geometry;
   struct quire_hash128 root;
+  struct quire_hash128 fingerprint;
+  enum quire_chain_kind chain_kind;
   int64_t bundle_bytes;
   int32_t requests_max;
   int32_t request_pages_max;
@@ -146,9 +149,10 @@ static enum quire_status create_parts(struct quire_cache *cache, const struct qu
       .held = on_held,
       .retired = config->poison ? on_retired : NULL,
   };
-  enum quire_chain_kind kind = (int)config->chain_kind == 0 ? QUIRE_CHAIN_XXH3 : config->chain_kind;
-  enum quire_status status =
-      quire_chain_root(kind, config->fingerprint, config->tenant_salt, config->tenant_salt_bytes, &cache->root);
+  cache->chain_kind = (int)config->chain_kind == 0 ? QUIRE_CHAIN_XXH3 : config->chain_kind;
+  cache->fingerprint = config->fingerprint;
+  enum quire_status status = quire_chain_root(cache->chain_kind, config->fingerprint, config->tenant_salt,
+                                              config->tenant_salt_bytes, &cache->root);
   if (status != QUIRE_OK) {
     return quire_error_set(error_out, status, "cache", "no root for the chains' hash");
   }
@@ -247,12 +251,31 @@ static int32_t match_limit(const struct quire_cache *cache, int32_t tokens_count
   return pages < cache->request_pages_max ? pages : cache->request_pages_max;
 }
 
-int32_t quire_cache_match(const struct quire_cache *cache, const int32_t *tokens, int32_t count) {
+enum quire_status quire_cache_salted(const struct quire_cache *cache, const void *salt, int32_t salt_bytes,
+                                     struct quire_hash128 *root_out, struct quire_error *error_out) {
+  if (salt_bytes < 0 || salt_bytes > QUIRE_CHAIN_SALT_MAX || (salt_bytes > 0 && salt == NULL)) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "cache", "a tenant's salt must have 0 to %d bytes, not %d",
+                           QUIRE_CHAIN_SALT_MAX, salt_bytes);
+  }
+  if (salt_bytes == 0) {
+    *root_out = cache->root;
+    return QUIRE_OK;
+  }
+  enum quire_status status = quire_chain_root(cache->chain_kind, cache->fingerprint, salt, salt_bytes, root_out);
+  return status == QUIRE_OK ? status : quire_error_set(error_out, status, "cache", "no root for the tenant's chains");
+}
+
+int32_t quire_cache_match_below(const struct quire_cache *cache, struct quire_hash128 root, const int32_t *tokens,
+                                int32_t count) {
   if (count < 1) {
     return 0;
   }
-  struct quire_radix_chain chain = {cache->root, tokens, match_limit(cache, count)};
+  struct quire_radix_chain chain = {root, tokens, match_limit(cache, count)};
   return quire_radix_match(cache->radix, &chain, NULL);
+}
+
+int32_t quire_cache_match(const struct quire_cache *cache, const int32_t *tokens, int32_t count) {
+  return quire_cache_match_below(cache, cache->root, tokens, count);
 }
 
 /* --- a request's life --- */
@@ -285,8 +308,8 @@ static enum quire_status refuse(struct quire_cache *cache, int32_t pages, struct
 static enum quire_status fill_table(struct quire_cache *cache, quire_table_id table,
                                     const struct quire_cache_fill *fill, struct quire_error *error_out) {
   int32_t pages = pages_for(cache, (int64_t)fill->tokens_count + fill->reserve_tokens);
-  struct quire_radix_chain chain = {cache->root, fill->tokens,
-                                    fill->no_match ? 0 : match_limit(cache, fill->tokens_count)};
+  struct quire_hash128 root = fill->root != NULL ? *fill->root : cache->root;
+  struct quire_radix_chain chain = {root, fill->tokens, fill->no_match ? 0 : match_limit(cache, fill->tokens_count)};
   int32_t matched = quire_radix_match(cache->radix, &chain, cache->matched);
   QUIRE_ASSERT(matched <= pages);
   for (int32_t i = 0; i < matched; i++) {
@@ -302,7 +325,8 @@ static enum quire_status fill_table(struct quire_cache *cache, quire_table_id ta
       .tokens = matched * cache->geometry.page_tokens,
       .sealed = matched,
       .flush = cache->flush,
-      .no_match = fill->no_match,
+      .root = root,
+      .no_match = fill->no_match || fill->match_max > 0,
   };
   touch(cache, request, table);
   cache->fill_tokens += fill->tokens_count;
@@ -403,7 +427,7 @@ int32_t quire_cache_request_rematch(struct quire_cache *cache, quire_cache_reque
     return 0;
   }
   quire_page above = tree_page(cache, table, request->sealed);
-  struct quire_radix_chain chain = {cache->root, tokens + request->tokens, limit - request->sealed};
+  struct quire_radix_chain chain = {request->root, tokens + request->tokens, limit - request->sealed};
   int32_t won = above.v == QUIRE_PAGE_NONE ? quire_radix_match(cache->radix, &chain, cache->matched)
                                            : quire_radix_match_below(cache->radix, above, &chain, cache->matched);
   for (int32_t i = 0; i < won; i++) {
@@ -424,7 +448,7 @@ static void insert_sealed(struct quire_cache *cache, const struct request *reque
                           const int32_t *page_tokens) {
   quire_page page = quire_pool_table_pages(cache->pool, table, NULL)[request->sealed];
   quire_page above = tree_page(cache, table, request->sealed);
-  quire_page there = quire_radix_insert(cache->radix, cache->root, above, page, page_tokens);
+  quire_page there = quire_radix_insert(cache->radix, request->root, above, page, page_tokens);
   if (there.v == page.v) {
     quire_pool_cache(cache->pool, page);
     cache->inserted_pages++;
@@ -574,6 +598,12 @@ void quire_cache_stats(const struct quire_cache *cache, struct quire_cache_stats
       .refusals = cache->refusals,
   };
 }
+
+bool quire_cache_healthy(const struct quire_cache *cache) { return quire_pool_healthy(cache->pool); }
+
+int32_t quire_cache_available(const struct quire_cache *cache) { return (int32_t)quire_pool_available(cache->pool); }
+
+int32_t quire_cache_coming(const struct quire_cache *cache) { return quire_pool_coming(cache->pool); }
 
 struct quire_hash128 quire_cache_root(const struct quire_cache *cache) {
   return cache->root;

@@ -68,10 +68,12 @@ typedef struct {
 } quire_cache_request;
 
 struct quire_cache_fill {
-  const int32_t *tokens;  /* the prompt; after a preemption with everything generated so far */
-  int32_t tokens_count;   /* at least 1 */
-  int32_t reserve_tokens; /* headroom for tokens to come, at least 0 */
-  bool no_match;          /* take nothing from the tree (a prompt whose log-probabilities are wanted) */
+  const int32_t *tokens;            /* the prompt; after a preemption with everything generated so far */
+  int32_t tokens_count;             /* at least 1 */
+  int32_t reserve_tokens;           /* headroom for tokens to come, at least 0 */
+  bool no_match;                    /* take nothing from the tree (a prompt whose log-probabilities are wanted) */
+  int32_t match_max;                /* > 0: take at most so many tokens from it, and none by rematch */
+  const struct quire_hash128 *root; /* of the request's chains, by quire_cache_salted; NULL: the cache's own */
 };
 
 struct quire_cache_stats {
@@ -101,9 +103,16 @@ void quire_cache_destroy(struct quire_cache *cache);
 
 /* --- requests --- */
 
+/* The root of a tenant's chains: what one tenant puts into the tree no other finds. 0 to QUIRE_CHAIN_SALT_MAX bytes;
+ * none: the cache's own root. QUIRE_ERR_ARGUMENT. */
+enum quire_status quire_cache_salted(const struct quire_cache *cache, const void *salt, int32_t salt_bytes,
+                                     struct quire_hash128 *root_out, struct quire_error *error_out);
 /* Number of whole pages of the prompt in the tree, at most (count - 1) / page_tokens: the last token is always
  * computed. Changes nothing. */
 int32_t quire_cache_match(const struct quire_cache *cache, const int32_t *tokens, int32_t count);
+/* As match, below another root. */
+int32_t quire_cache_match_below(const struct quire_cache *cache, struct quire_hash128 root, const int32_t *tokens,
+                                int32_t count);
 
 /* Open and fill in one. On failure there is no handle.
  * QUIRE_ERR_AGAIN: no page table or not enough pages now. QUIRE_ERR_REQUEST: it can never fit; the text says how many
@@ -164,6 +173,12 @@ enum quire_status quire_cache_ack(struct quire_cache *cache, const struct quire_
 /* --- insight --- */
 
 void quire_cache_stats(const struct quire_cache *cache, struct quire_cache_stats *stats_out);
+/* Pages a fill or grow could have now: free or evictable. */
+int32_t quire_cache_available(const struct quire_cache *cache);
+/* Pages on their way to be free, by commands not yet acknowledged. */
+int32_t quire_cache_coming(const struct quire_cache *cache);
+/* Not more pages than lost_pages_max are lost. */
+bool quire_cache_healthy(const struct quire_cache *cache);
 /* Root of the chains in this cache, for names of pages at rest. */
 struct quire_hash128 quire_cache_root(const struct quire_cache *cache);
 /* Bytes of all parts of one page. */

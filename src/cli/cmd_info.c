@@ -96,6 +96,7 @@ static void print_memory(const struct quire_engine_config *config, const struct 
   printf("                %12lld activations and logits\n", (long long)rank->forward);
   printf("  the worker    %12lld RoPE table\n", (long long)memory->rope);
   printf("                %12lld page states, prefix tree, page tables\n", (long long)memory->brain);
+  printf("                %12lld requests: tokens, queues, events\n", (long long)memory->controller);
   struct quire_device_info info;
   quire_device_describe(&info);
   int64_t total = quire_engine_memory_total(config, memory);

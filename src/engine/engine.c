@@ -8,8 +8,9 @@
 #include "layout/fingerprint.h"
 #include "layout/split.h"
 
-/* Request slots: the running request, and one for the controls that compare two prompts' pages. */
-#define ENGINE_REQUESTS 2
+/* Page tables beside those of the running: one for the controls that compare two prompts' pages. */
+#define ENGINE_SPARE_TABLES 1
+#define ENGINE_RUNNING_MAX 16384
 #define ENGINE_LOGITS_ROWS 64
 /* Pages whose fate is unknown before the worker says it is unhealthy. */
 #define ENGINE_LOST_PAGES_MAX 8
@@ -55,6 +56,13 @@ enum quire_status quire_engine_check(const struct quire_engine_config *config, s
   if (status != QUIRE_OK) {
     return status;
   }
+  if (config->running_max < 0 || config->running_max > ENGINE_RUNNING_MAX || config->queue_max < 0 ||
+      config->queue_max > ENGINE_SLOTS_MAX / 2 || config->headroom_tokens < 0) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "max-running",
+                           "%d running, %d waiting, %d tokens of headroom: at most %d and %d, none negative",
+                           config->running_max, config->queue_max, config->headroom_tokens, ENGINE_RUNNING_MAX,
+                           ENGINE_SLOTS_MAX / 2);
+  }
   const char *refusal = NULL;
   if (!quire_kernels_can(config->kernels, &refusal)) {
     return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "isa", "this machine cannot run the kernels \"%s\": %s",
@@ -63,13 +71,29 @@ enum quire_status quire_engine_check(const struct quire_engine_config *config, s
   return QUIRE_OK;
 }
 
+static int32_t running_max(const struct quire_engine_config *config) {
+  return config->running_max > 0 ? config->running_max : 1;
+}
+
+static int32_t prefills_max(const struct quire_engine_config *config) {
+  return running_max(config) < QUIRE_SCHED_PREFILLS_MAX ? running_max(config) : QUIRE_SCHED_PREFILLS_MAX;
+}
+
+/* Rows of one rank in a step: its share of the chunk, which several entries cut less evenly (two rows each); for each
+ * prefill entry and for each that begins to decode a row that is run again; a decode row for each request at home. */
+static int32_t rank_rows_max(const struct quire_engine_config *config, int32_t chunk) {
+  struct quire_split_chunk longest = {config->split, config->ranks, 0, chunk};
+  int32_t prefills = prefills_max(config), share = quire_split_count_max(&longest) + prefills;
+  return running_max(config) == 1 ? share : share + 2 * prefills + running_max(config) + prefills;
+}
+
 /* Fills in what ranks need from what a user said. parts must outlive step_out. */
 static void make_step_config(const struct quire_engine_config *config, const struct quire_parts *parts,
                              struct quire_step_config *step_out) {
   struct quire_geometry geometry = make_geometry(config);
   int32_t pages = quire_geometry_pages_of(&geometry, config->ctx_tokens);
   int32_t chunk = config->chunk_tokens < config->ctx_tokens ? config->chunk_tokens : config->ctx_tokens;
-  struct quire_split_chunk longest = {config->split, config->ranks, 0, chunk};
+  int32_t running = running_max(config), prefills = prefills_max(config);
   *step_out = (struct quire_step_config){
       .geometry = geometry,
       .parts = parts,
@@ -79,15 +103,15 @@ static void make_step_config(const struct quire_engine_config *config, const str
       .model = config->model,
       .weights = config->weights,
       .options = config->options,
-      .limits = {.entries_max = 1,
-                 .tokens_max = chunk + 1,
-                 .pages_max = pages,
-                 .lists_max = config->ctx_tokens,
-                 .biases_max = QUIRE_BIAS_MAX,
-                 .tops_max = (chunk + 1) * QUIRE_TOP_LOGPROBS_MAX},
-      .requests_max = ENGINE_REQUESTS,
+      .limits = {.entries_max = running,
+                 .tokens_max = chunk + prefills + 2 * running,
+                 .pages_max = prefills * pages + running,
+                 .lists_max = config->ctx_tokens + 2 * running,
+                 .biases_max = running * (QUIRE_BIAS_MAX + QUIRE_ENGINE_STOPS_MAX),
+                 .tops_max = (chunk + prefills + running) * QUIRE_TOP_LOGPROBS_MAX},
+      .requests_max = running + ENGINE_SPARE_TABLES,
       .request_pages_max = pages,
-      .rows_max = quire_split_count_max(&longest) + 1,
+      .rows_max = rank_rows_max(config, chunk),
       .fresh_max = chunk,
       .local_rows = ENGINE_LOCAL_ROWS,
       .gather_pages_max = config->view == QUIRE_VIEW_GATHER ? pages : 0,
@@ -99,6 +123,29 @@ static void make_step_config(const struct quire_engine_config *config, const str
       .fault = config->fault,
       .fault_epoch = config->fault_epoch,
       .trace = config->trace,
+      .sim = config->sim,
+  };
+}
+
+/* What the controller keeps: slots for what runs, what waits, and what ended and has not been polled. */
+static void make_controller(struct quire_engine *engine, const struct quire_engine_config *config) {
+  engine->config = *config;
+  engine->geometry = make_geometry(config);
+  engine->running_max = running_max(config);
+  engine->config.queue_max = config->queue_max > 0 ? config->queue_max : engine->running_max;
+  engine->config.headroom_tokens = config->headroom_tokens > 0 ? config->headroom_tokens : QUIRE_PAGE_TOKENS;
+  engine->slots = 2 * engine->running_max + engine->config.queue_max;
+}
+
+static void make_limits(struct quire_engine *engine) {
+  engine->limits = (struct quire_sched_limits){
+      .running_max = engine->running_max,
+      .prefills_max = prefills_max(&engine->config),
+      .chunk_tokens = engine->step.fresh_max,
+      .page_tokens = QUIRE_PAGE_TOKENS,
+      .prefix_pages_max = engine->step.gather_pages_max,
+      .follow_ticks_max = QUIRE_SCHED_FOLLOW_TICKS_MAX,
+      .bypass_max = QUIRE_SCHED_BYPASS_MAX,
   };
 }
 
@@ -107,12 +154,16 @@ static struct quire_cache_config make_cache_config(const struct quire_step_confi
       .geometry = step->geometry,
       .parts = step->parts,
       .fingerprint = step->fingerprint,
-      .requests_max = ENGINE_REQUESTS,
+      .requests_max = step->requests_max,
       .request_pages_max = step->request_pages_max,
       .lost_pages_max = ENGINE_LOST_PAGES_MAX,
       .poison = poison,
   };
   return cache;
+}
+
+static const char *executor_of(const struct quire_engine_config *config) {
+  return config->executor != NULL ? config->executor : quire_step_ops_at(0)->name;
 }
 
 enum quire_status quire_engine_plan(const struct quire_engine_config *config, struct quire_engine_memory *memory_out,
@@ -129,14 +180,17 @@ enum quire_status quire_engine_plan(const struct quire_engine_config *config, st
   struct quire_step_config step;
   make_step_config(config, &parts, &step);
   struct quire_cache_config cache = make_cache_config(&step, config->poison);
+  struct quire_engine controller = {.block = NULL};
+  make_controller(&controller, config);
   *memory_out = (struct quire_engine_memory){
-      .rank = quire_step_bytes(&step),
-      .rope = (int64_t)step.request_pages_max * QUIRE_PAGE_TOKENS * QUIRE_ROPE_DIM * (int64_t)sizeof(float),
+      .rank = quire_step_bytes(executor_of(config), &step),
       .brain = quire_cache_bytes(&cache),
+      .controller = (int64_t)quire_engine_carve(&controller),
       .bundle_bytes = quire_parts_bundle_bytes(&parts),
       .pages = step.geometry.pages,
       .local_pages = quire_geometry_local_pages(&step.geometry, (quire_stripe_id){0}),
   };
+  memory_out->rope = memory_out->rank.shared;
   return QUIRE_OK;
 }
 
@@ -144,7 +198,7 @@ int64_t quire_engine_memory_total(const struct quire_engine_config *config, cons
   const struct quire_step_memory *rank = &memory->rank;
   return config->ranks * (rank->pages + rank->view.exchange + rank->view.local + rank->view.gather +
                           rank->view.scratch + rank->forward) +
-         memory->rope + memory->brain;
+         memory->rope + memory->brain + memory->controller;
 }
 
 /* Memory is touched as it is reserved: what is not there would end the process in the middle of it. */
@@ -165,18 +219,21 @@ static enum quire_status check_memory(const struct quire_engine_config *config,
 static enum quire_status create_parts(struct quire_engine *engine, struct quire_error *error_out) {
   struct quire_cache_config cache = make_cache_config(&engine->step, engine->config.poison);
   enum quire_status status = quire_cache_create(engine->env, &cache, &engine->cache, error_out);
-  const char *executor = engine->config.executor != NULL ? engine->config.executor : quire_step_ops_at(0)->name;
   if (status == QUIRE_OK) {
-    status = quire_step_create(engine->env, executor, &engine->step, &engine->executor, error_out);
+    status = quire_step_create(engine->env, executor_of(&engine->config), &engine->step, &engine->executor, error_out);
   }
   if (status != QUIRE_OK) {
     return status;
   }
   engine->plan = quire_env_zalloc(engine->env, 1, (size_t)quire_step_plan_bytes(&engine->step.limits));
-  engine->active.tokens = quire_env_zalloc(engine->env, (size_t)engine->config.ctx_tokens + 1, sizeof(int32_t));
-  if (engine->plan == NULL || engine->active.tokens == NULL) {
-    return quire_error_set(error_out, QUIRE_ERR_MEMORY, "engine", "no memory for the step plan");
+  engine->block_bytes = quire_engine_carve(engine);
+  engine->block = quire_env_zalloc(engine->env, 1, engine->block_bytes);
+  if (engine->plan == NULL || engine->block == NULL) {
+    return quire_error_set(error_out, QUIRE_ERR_MEMORY, "engine", "no memory for the requests' %zu bytes",
+                           engine->block_bytes);
   }
+  quire_engine_carve(engine);
+  quire_engine_reset_slots(engine);
   return QUIRE_OK;
 }
 
@@ -195,11 +252,11 @@ enum quire_status quire_engine_create(const struct quire_env *env, const struct 
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "engine", "no memory for the engine");
   }
   engine->env = env;
-  engine->config = *config;
-  engine->geometry = make_geometry(config);
+  make_controller(engine, config);
   bool fits = quire_engine_parts(config, &engine->parts);
   QUIRE_ASSERT(fits);
   make_step_config(config, &engine->parts, &engine->step);
+  make_limits(engine);
   status = create_parts(engine, error_out);
   if (status != QUIRE_OK) {
     quire_engine_destroy(engine);
@@ -216,7 +273,7 @@ void quire_engine_destroy(struct quire_engine *engine) {
   quire_step_destroy(engine->executor);
   quire_cache_destroy(engine->cache);
   quire_env_free(engine->env, engine->plan, 1, (size_t)quire_step_plan_bytes(&engine->step.limits));
-  quire_env_free(engine->env, engine->active.tokens, (size_t)engine->config.ctx_tokens + 1, sizeof(int32_t));
+  quire_env_free(engine->env, engine->block, 1, engine->block_bytes);
   quire_env_free(engine->env, engine, 1, sizeof *engine);
 }
 

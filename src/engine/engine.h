@@ -67,7 +67,8 @@ struct quire_engine_config {
   bool debug_shared_kv;        /* compare everything a view reads with what owners wrote */
   enum quire_view_fault fault; /* put in at step fault_epoch (from 1), for debug_shared_kv to find */
   uint64_t fault_epoch;
-  struct quire_trace *trace; /* of layers and gather jobs, all ranks; NULL: off */
+  struct quire_trace *trace;          /* of layers and gather jobs, all ranks; NULL: off */
+  const struct quire_sim_config *sim; /* of the executor "sim" (step/sim/sim.h); NULL: its defaults */
 };
 
 /* The memory plan: bytes one rank reserves, by purpose. */
@@ -75,6 +76,7 @@ struct quire_engine_memory {
   struct quire_step_memory rank;
   int64_t rope;         /* one table for all ranks */
   int64_t brain;        /* cache: page states, tree, page tables */
+  int64_t controller;   /* requests: their tokens, queues, events */
   int64_t bundle_bytes; /* of one page, all parts */
   int32_t pages;        /* of the worker */
   int32_t local_pages;  /* of the rank with most */

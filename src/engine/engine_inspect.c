@@ -3,8 +3,20 @@
 #include "base/assert.h"
 #include "engine/engine_private.h"
 
+static const struct engine_request *watched_of(const struct quire_engine *engine) {
+  const struct engine_request *r = quire_engine_find(engine, engine->watched);
+  return r != NULL && r->state != QUIRE_SCHED_WAITING ? r : NULL;
+}
+
+bool quire_engine_watch(struct quire_engine *engine, uint64_t id) {
+  bool found = quire_engine_find(engine, id) != NULL;
+  engine->watched = found ? id : engine->watched;
+  return found;
+}
+
 int32_t quire_engine_tokens(const struct quire_engine *engine) {
-  return engine->active.phase == PHASE_NONE ? 0 : engine->active.paged;
+  const struct engine_request *r = watched_of(engine);
+  return r == NULL ? 0 : r->paged;
 }
 
 /* A page of a part at the rank that sends it. */
@@ -23,8 +35,10 @@ enum quire_status quire_engine_read(const struct quire_engine *engine, int32_t p
                            "part %d, positions %d to %d: there are %d parts and %d rows", part, begin, end,
                            engine->parts.count, quire_engine_tokens(engine));
   }
-  int32_t pages = 0;
-  const quire_page *table = quire_cache_request_pages(engine->cache, engine->active.handle, &pages);
+  if (begin == end) {
+    return QUIRE_OK;
+  }
+  const quire_page *table = quire_cache_request_pages(engine->cache, watched_of(engine)->handle, NULL);
   const struct quire_part *p = &engine->parts.part[part];
   uint8_t *out = rows_out;
   for (int32_t position = begin; position < end; position++) {
@@ -39,12 +53,13 @@ enum quire_status quire_engine_read(const struct quire_engine *engine, int32_t p
 }
 
 int32_t quire_engine_rank_pages(const struct quire_engine *engine, int32_t rank) {
-  if (engine->active.phase == PHASE_NONE) {
+  const struct engine_request *r = watched_of(engine);
+  if (r == NULL) {
     return 0;
   }
   int32_t pages = 0, stored = 0;
-  const quire_page *table = quire_cache_request_pages(engine->cache, engine->active.handle, &pages);
-  int32_t used = quire_geometry_pages_of(&engine->geometry, engine->active.paged);
+  const quire_page *table = quire_cache_request_pages(engine->cache, r->handle, &pages);
+  int32_t used = quire_geometry_pages_of(&engine->geometry, r->paged);
   for (int32_t i = 0; i < used && i < pages; i++) {
     stored += quire_page_stored_by(&engine->geometry, table[i], (quire_rank_id){rank}) ? 1 : 0;
   }
@@ -54,7 +69,7 @@ int32_t quire_engine_rank_pages(const struct quire_engine *engine, int32_t rank)
 /* Opens the cached pages of a prompt; returns their number, 0 when nothing is cached (then no handle stays open). */
 static int32_t open_cached(struct quire_engine *engine, const int32_t *tokens, int32_t count,
                            quire_cache_request *handle_out, const quire_page **table_out) {
-  struct quire_cache_fill fill = {tokens, count, 0, false};
+  struct quire_cache_fill fill = {.tokens = tokens, .tokens_count = count};
   if (quire_engine_begin(engine, &fill, handle_out, NULL) != QUIRE_OK) {
     return 0;
   }
@@ -134,6 +149,78 @@ int32_t quire_engine_replace(struct quire_engine *engine, const int32_t *tokens,
   return both;
 }
 
+/* A request's counts against each other, and against the lists it must be in. */
+static const char *request_fault(const struct quire_engine *engine, const struct engine_request *r) {
+  int32_t page = engine->geometry.page_tokens;
+  bool runs = r->state != QUIRE_SCHED_FREE && r->state != QUIRE_SCHED_WAITING;
+  if (runs != (r->run >= 0)) {
+    return "a request that has pages is not among the running, or one that has none is";
+  }
+  if (r->state == QUIRE_SCHED_FREE) {
+    return r->home >= 0 ? "a slot that is free decodes somewhere" : NULL;
+  }
+  if (r->prompt > r->count || r->count > r->end_max || r->computed > r->count || r->paged > r->computed ||
+      r->computed - r->paged > 1) {
+    return "a request's tokens are miscounted";
+  }
+  if (!runs) {
+    return r->computed != 0 || r->home >= 0 ? "a request that waits has rows or a home" : NULL;
+  }
+  if (engine->requests + engine->running[r->run] != r || engine->shown[r->run].state != r->state ||
+      engine->shown[r->run].computed != r->computed) {
+    return "the scheduler sees another request than there is";
+  }
+  if (r->announced > r->pages || r->sealed > r->paged / page || r->computed > r->pages * page) {
+    return "a request has rows without pages";
+  }
+  return r->state == QUIRE_SCHED_PREFILL && r->home >= 0 ? "a prompt has a home" : NULL;
+}
+
+static const char *queue_fault(const struct quire_engine *engine, const struct engine_queue *queue, int32_t *total) {
+  const struct engine_request *before = NULL;
+  int32_t count = 0;
+  for (int32_t at = queue->first; at != ENGINE_NONE && count <= queue->count; at = engine->requests[at].next) {
+    const struct engine_request *r = &engine->requests[at];
+    if (r->state != QUIRE_SCHED_WAITING ||
+        (before != NULL && !quire_sched_before(before->priority, before->order, r->priority, r->order))) {
+      return "a queue is out of order";
+    }
+    before = r;
+    count++;
+  }
+  *total += count;
+  return count == queue->count ? NULL : "a queue is miscounted";
+}
+
+static const char *engine_fault(const struct quire_engine *engine) {
+  int32_t states[QUIRE_SCHED_STATES] = {0}, homes[QUIRE_RANKS_MAX] = {0}, waiting = 0;
+  const char *why = NULL;
+  for (int32_t i = 0; why == NULL && i < engine->slots; i++) {
+    const struct engine_request *r = &engine->requests[i];
+    states[r->state]++;
+    homes[r->home >= 0 ? r->home : 0] += r->home >= 0;
+    why = request_fault(engine, r);
+  }
+  why = why != NULL ? why : queue_fault(engine, &engine->short_queue, &waiting);
+  why = why != NULL ? why : queue_fault(engine, &engine->long_queue, &waiting);
+  if (why != NULL) {
+    return why;
+  }
+  struct quire_cache_stats cache;
+  quire_cache_stats(engine->cache, &cache);
+  if (memcmp(states, engine->states, sizeof states) != 0 || waiting != states[QUIRE_SCHED_WAITING] ||
+      memcmp(homes, engine->homes, (size_t)engine->geometry.ranks * sizeof *homes) != 0 ||
+      cache.requests != engine->running_count) {
+    return "requests, queues, homes and page tables do not add up";
+  }
+  return NULL;
+}
+
 bool quire_engine_check_laws(const struct quire_engine *engine, struct quire_error *why_out) {
+  const char *why = engine_fault(engine);
+  if (why != NULL) {
+    quire_error_set(why_out, QUIRE_ERR_STATE, "engine", "%s", why);
+    return false;
+  }
   return quire_cache_check(engine->cache, why_out);
 }

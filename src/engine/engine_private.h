@@ -1,38 +1,83 @@
 /* The inside of the engine, shared by the files of this folder.
  *
- *   engine.c         configuration, memory plan, creation
- *   engine_step.c    a request's way: plans and acknowledgements
- *   engine_inspect.c stored rows, controls of the evaluation, self-checks */
+ *   engine.c          configuration, memory plan, creation
+ *   engine_request.c  a request's record: submit, queue, cancel, end, events
+ *   engine_admit.c    who gives way and who enters: pages taken and given
+ *   engine_tick.c     the tick: decision, step plan, acknowledgements
+ *   engine_solo.c     one request alone
+ *   engine_inspect.c  stored rows, controls of the evaluation, self-checks
+ *   worker.c          the thread around it */
 #ifndef QUIRE_ENGINE_ENGINE_PRIVATE_H
 #define QUIRE_ENGINE_ENGINE_PRIVATE_H
 
 #include "engine/engine.h"
+#include "sched/sched.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum request_phase {
-  PHASE_NONE,
-  PHASE_PREFILL,
-  PHASE_DECODE,
-  PHASE_FLUSH, /* the last rows wait for their owners */
-  PHASE_DONE,
+#define ENGINE_SLOT_BITS 20
+#define ENGINE_SLOTS_MAX (1 << ENGINE_SLOT_BITS)
+#define ENGINE_NONE (-1)
+
+/* A request. The first part is what a decode step touches.
+ *
+ *   computed   rows computed so far; the next step computes from here
+ *   paged      rows that lie in their pages behind a fence; prefill: = computed, decode: one step behind, since the row
+ *              of a decode step stays at its home until the next plan commits it */
+struct engine_request {
+  int32_t *tokens; /* [ctx_tokens + 1] prompt, then what was drawn */
+  int32_t count;   /* tokens known */
+  int32_t prompt;  /* of these, the prompt's */
+  int32_t computed;
+  int32_t paged;
+  int32_t sealed;    /* whole pages the cache was told of */
+  int32_t pages;     /* of the page table */
+  int32_t announced; /* of these, known to the ranks */
+  int32_t end_max;   /* count at which the answer is complete */
+  int32_t new_min;
+  uint8_t state; /* enum quire_sched_state */
+  uint8_t finish;
+  bool cancelled; /* or to be stopped: in the list of marked */
+  bool stopping;
+  bool ended; /* its last event is out */
+  bool paused, hold, no_match;
+  int8_t home;       /* rank of its decode rows, or -1 */
+  int8_t carry_rank; /* holds the hidden state of computed - 1, or -1 */
+  int32_t stop_count;
+  int32_t run; /* index in running, or -1 */
+  int32_t flags;
+  int32_t listed; /* position up to which the ranks have the list of the penalties; -1: nothing of it */
+  quire_cache_request handle;
+  uint64_t id, tag;
+  struct quire_sampling sampling; /* its bias list is the slot's own */
+
+  struct quire_step_row *rows;
+  struct quire_top *row_tops;
+  int32_t stops[QUIRE_ENGINE_STOPS_MAX];
+  int32_t priority;
+  uint64_t order;
+  uint64_t deadline_ns;
+  struct quire_hash128 root;
+  int32_t match_max;         /* tokens it may find in the cache; 0: as many as there are */
+  int32_t cached;            /* prompt tokens found at the first admission */
+  bool admitted;             /* once at least */
+  int32_t refused_available; /* pages there were when it got none, or -1 */
+  uint64_t refused_tick;
+  int32_t shared;       /* whole pages it would find, when that was last looked up */
+  uint64_t shared_tick; /* 0: never */
+  uint64_t leader;      /* request that computes its prefix, 0: none */
+  int32_t leader_pages;
+  uint64_t follow_tick; /* since when it waits for others, 0: it does not */
+  int32_t bypassed;
+  int32_t next, previous;   /* in its queue; next also in the free list */
+  struct quire_error error; /* what it failed with */
 };
 
-struct active_request {
-  enum request_phase phase;
-  quire_cache_request handle;
-  struct quire_engine_request args;
-  int32_t *tokens;    /* [ctx_tokens] prompt, then what was drawn */
-  int32_t count;      /* tokens known */
-  int32_t computed;   /* rows computed: pages and local segment */
-  int32_t paged;      /* rows in pages, behind a fence */
-  int32_t carry_rank; /* holds the hidden state of computed - 1, or -1 */
-  int32_t announced;  /* pages of the table the ranks know */
-  int32_t listed;     /* position up to which the ranks have the list of the penalties; -1: nothing of it */
-  int32_t drawn;
-  enum quire_finish finish;
+/* A queue of waiting requests in order (sched.h). */
+struct engine_queue {
+  int32_t first, last, count;
 };
 
 struct quire_engine {
@@ -41,20 +86,78 @@ struct quire_engine {
   struct quire_geometry geometry;
   struct quire_parts parts;
   struct quire_step_config step;
+  struct quire_sched_limits limits;
   struct quire_cache *cache;
   struct quire_step_executor *executor;
   struct quire_step_plan *plan;
   uint64_t epoch;
   bool failed;
-  struct active_request active;
+  bool squeezed;
+
+  int32_t slots, running_max;
+  struct engine_request *requests; /* [slots] */
+  int32_t free_slot;               /* list */
+  int32_t ended_first;             /* list of slots that are free at the next tick */
+  struct quire_bias *biases;       /* [slots][QUIRE_BIAS_MAX] */
+  int32_t *marked;                 /* [slots] requests to be cancelled or stopped */
+  int32_t marked_count;
+  int32_t states[QUIRE_SCHED_STATES];      /* requests in each */
+  uint32_t ways_taken[QUIRE_SCHED_STATES]; /* bits of the states that were entered from each; for tests */
+  uint64_t serial, order;
+  uint64_t deadline_next; /* no deadline is earlier */
+  struct engine_queue short_queue, long_queue;
+
+  int32_t running_count;
+  int32_t *running;                    /* [running_max] slots */
+  struct quire_sched_running *shown;   /* [running_max] the same for the scheduler */
+  struct quire_sched_waiting *waiting; /* [2 * QUIRE_SCHED_CANDIDATES] */
+  int32_t *candidates;                 /* [2 * QUIRE_SCHED_CANDIDATES] their slots */
+  struct quire_sched_decision decision;
+  int32_t *homes; /* [ranks] requests that decode there */
+
+  struct quire_engine_event *events; /* [events_max], ring */
+  int32_t events_max, events_first, events_count;
+  struct quire_engine_stats stats;
+  uint64_t watched; /* id of the inspected request */
+  uint64_t solo;    /* id of quire_engine_start's, 0: none */
+  void *block;      /* all arrays above */
+  size_t block_bytes;
 };
 
+/* --- engine_request.c --- */
+
+/* The arrays of the controller; with engine->block NULL only adds up. Returns the bytes. */
+size_t quire_engine_carve(struct quire_engine *engine);
+/* All slots free. */
+void quire_engine_reset_slots(struct quire_engine *engine);
+struct engine_request *quire_engine_find(const struct quire_engine *engine, uint64_t id);
+/* Changes the state by a way the scheduler's table has. */
+void quire_engine_set_state(struct quire_engine *engine, struct engine_request *r, enum quire_sched_state state);
+void quire_engine_enqueue(struct quire_engine *engine, struct engine_request *r);
+void quire_engine_dequeue(struct quire_engine *engine, struct engine_request *r);
+/* Brings the scheduler's record of a running request up to date. */
+void quire_engine_show(struct quire_engine *engine, const struct engine_request *r);
+void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r);
+void quire_engine_run_remove(struct quire_engine *engine, struct engine_request *r);
+void quire_engine_emit(struct quire_engine *engine, const struct engine_request *r, struct quire_engine_event event);
+/* Takes what the request holds and frees its slot from the next tick on; says nothing. */
+void quire_engine_retire(struct quire_engine *engine, struct engine_request *r);
+/* The request ends with r->error: event FAILED, everything given back. */
+void quire_engine_fail(struct quire_engine *engine, struct engine_request *r);
+/* The answer is complete: event DONE, at once or, for one that is held, when its rows are home. */
+void quire_engine_complete(struct quire_engine *engine, struct engine_request *r, enum quire_finish finish);
+/* Ends what was cancelled or is late; slots of the last tick's ended are free. */
+void quire_engine_reap(struct quire_engine *engine, uint64_t now_ns);
+
+/* --- engine_admit.c --- */
+
+/* Takes pages back from victims, gives pages to who enters. */
+void quire_engine_admit(struct quire_engine *engine);
 /* Opens a request in the cache. Where evicted pages have to pass through the banks first (poison), it sees them through
  * and asks again, as often as that brings pages. Errors as quire_cache_request_begin. */
 enum quire_status quire_engine_begin(struct quire_engine *engine, const struct quire_cache_fill *fill,
                                      quire_cache_request *handle_out, struct quire_error *error_out);
-
-/* Moves commands of the cache to the banks and their acknowledgements back. wait: until none is open. */
+/* Moves commands of the cache to the ranks and their acknowledgements back. wait: until none is open. */
 enum quire_status quire_engine_pump(struct quire_engine *engine, bool wait, struct quire_error *error_out);
 
 #ifdef __cplusplus

@@ -33,8 +33,10 @@ struct quire_engine_request {
   const int32_t *tokens; /* prompt; copied */
   int32_t count;
   int32_t new_max; /* tokens to draw; 0: prefill only */
-  int32_t new_min; /* before so many tokens a stop does not end the answer */
-  struct quire_sampling sampling;
+  int32_t new_min; /* before so many tokens no stop token is drawn */
+  struct quire_sampling
+      sampling;         /* its bias list is copied. prompt_logprobs sets QUIRE_ENTRY_SCORE and keeps the hit in
+                                     the cache before the first row that is wanted */
   const int32_t *stops; /* tokens that end the answer; copied, at most QUIRE_ENGINE_STOPS_MAX */
   int32_t stop_count;
   int32_t priority;     /* higher goes first; 0 is normal */
@@ -44,8 +46,10 @@ struct quire_engine_request {
   bool no_match;               /* take nothing from the cache (prompt log-probabilities) */
   bool hold;                   /* keep rows and pages after the end, until quire_engine_cancel */
   int32_t flags;               /* QUIRE_ENTRY_SCORE, QUIRE_ENTRY_DRAFT_FULL: of the prompt's rows */
-  struct quire_step_row *rows; /* [count], filled for positions that were computed, complete at the end event; the
-                                  caller's, which keeps it until then. NULL: not wanted */
+  struct quire_step_row *rows; /* [count], filled for positions that were computed (the log-probability at i is of the
+                                  token at i + 1), complete at the end event; the caller's, which keeps it until then.
+                                  NULL: not wanted */
+  struct quire_top *row_tops;  /* [count * sampling.prompt_top_logprobs] likewise; NULL: not wanted */
   uint64_t tag;                /* the caller's, comes back in every event */
 };
 
@@ -61,11 +65,14 @@ struct quire_engine_event {
   uint64_t id;
   uint64_t tag;
   enum quire_event_kind kind;
-  int32_t position;  /* TOKEN: its position; prompt positions come before */
-  int32_t token;     /* TOKEN */
-  float logprob;     /* TOKEN: of it under the full softmax */
-  int32_t prefilled; /* prompt positions in the cache, hits included */
-  int32_t cached;    /* prompt tokens that were found in the cache */
+  int32_t position;             /* TOKEN: its position; prompt positions come before */
+  int32_t token;                /* TOKEN */
+  float logprob;                /* TOKEN: of it under the full softmax */
+  int32_t top_count;            /* TOKEN: sampling.top_logprobs */
+  const struct quire_top *tops; /* TOKEN: [top_count] likeliest first; valid until the next tick, of a worker until the
+                                   next take of the ticket */
+  int32_t prefilled;            /* prompt positions in the cache, hits included */
+  int32_t cached;               /* prompt tokens that were found in the cache */
   enum quire_finish finish;
   enum quire_status status; /* FAILED: CANCELLED, REQUEST (deadline), NONFINITE, RANK, ...; else QUIRE_OK */
 };

@@ -386,6 +386,14 @@ int64_t quire_pool_available(const struct quire_pool *pool) {
   return available;
 }
 
+int32_t quire_pool_coming(const struct quire_pool *pool) {
+  int32_t coming = 0;
+  for (int32_t s = 0; s < pool->stripe_count; s++) {
+    coming += pool->stripes[s].counts.quarantined - pool->stripes[s].counts.lost;
+  }
+  return coming;
+}
+
 /* --- page tables --- */
 
 static struct table *table_of(const struct quire_pool *pool, quire_table_id id) {

@@ -139,6 +139,8 @@ int32_t quire_pool_page_refs(const struct quire_pool *pool, quire_page page);
 
 /* Pages a table_extend could have now, over all stripes. */
 int64_t quire_pool_available(const struct quire_pool *pool);
+/* Pages that are quarantined and not lost: they will be free without anybody's further doing. */
+int32_t quire_pool_coming(const struct quire_pool *pool);
 void quire_pool_count(const struct quire_pool *pool, struct quire_pool_counts *counts_out);
 void quire_pool_stripe_count(const struct quire_pool *pool, quire_stripe_id stripe,
                              struct quire_pool_counts *counts_out);

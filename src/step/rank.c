@@ -57,7 +57,7 @@ static struct quire_bank_config bank_config(const struct quire_step_config *conf
   return bank;
 }
 
-struct quire_step_memory quire_step_bytes(const struct quire_step_config *config) {
+struct quire_step_memory quire_rank_bytes(const struct quire_step_config *config) {
   struct quire_view_config view = quire_rank_view_config(config, 0);
   struct quire_forward_config forward = quire_rank_forward_config(config);
   struct quire_bank_config bank = bank_config(config, 0);
@@ -65,6 +65,8 @@ struct quire_step_memory quire_step_bytes(const struct quire_step_config *config
       .pages = quire_bank_bytes(&bank),
       .view = quire_view_bytes(&view),
       .forward = quire_forward_bytes(&forward),
+      .shared =
+          (int64_t)config->request_pages_max * config->geometry.page_tokens * QUIRE_ROPE_DIM * (int64_t)sizeof(float),
   };
   return memory;
 }

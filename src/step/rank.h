@@ -54,6 +54,8 @@ void quire_rank_stop(struct quire_rank *rank);
 /* Executes one plan and fills rank->ack. FTZ and DAZ must be set (quire_kernels_enter). */
 void quire_rank_step(struct quire_rank *rank, const struct quire_step_plan *plan);
 
+/* quire_step_bytes of executors that run these ranks. */
+struct quire_step_memory quire_rank_bytes(const struct quire_step_config *config);
 struct quire_view_config quire_rank_view_config(const struct quire_step_config *config, int32_t rank);
 struct quire_forward_config quire_rank_forward_config(const struct quire_step_config *config);
 

@@ -6,7 +6,8 @@
 #include "base/assert.h"
 #include "step/step_private.h"
 
-static const struct quire_step_ops *const executors[] = {&quire_step_threads_ops, &quire_step_proc_ops};
+static const struct quire_step_ops *const executors[] = {&quire_step_threads_ops, &quire_step_proc_ops,
+                                                         &quire_step_sim_ops};
 
 #define EXECUTORS ((int)(sizeof executors / sizeof executors[0]))
 
@@ -28,6 +29,15 @@ enum quire_status quire_step_create(const struct quire_env *env, const char *nam
                          "there is none named %.64s; choose threads or proc", name);
 }
 
+struct quire_step_memory quire_step_bytes(const char *name, const struct quire_step_config *config) {
+  for (int i = 0; i < EXECUTORS; i++) {
+    if (strcmp(executors[i]->name, name) == 0) {
+      return executors[i]->bytes(config);
+    }
+  }
+  return (struct quire_step_memory){0};
+}
+
 void quire_step_destroy(struct quire_step_executor *executor) {
   if (executor != NULL) {
     executor->ops->destroy(executor);
@@ -41,6 +51,39 @@ enum quire_status quire_step_post(struct quire_step_executor *executor, const st
 
 struct quire_step_ack *quire_step_wait(struct quire_step_executor *executor) {
   return executor->ops->wait(executor);
+}
+
+enum quire_status quire_step_submit(struct quire_step_executor *executor, int32_t rank,
+                                    const struct quire_command *command, struct quire_error *error_out) {
+  return executor->ops->submit(executor, rank, command, error_out);
+}
+
+int32_t quire_step_poll(struct quire_step_executor *executor, int32_t rank, struct quire_ack *acks_out, int32_t max) {
+  return executor->ops->poll(executor, rank, acks_out, max);
+}
+
+int32_t quire_step_open_commands(struct quire_step_executor *executor, int32_t rank) {
+  return executor->ops->open_commands(executor, rank);
+}
+
+void quire_step_drain(struct quire_step_executor *executor, int32_t rank) { executor->ops->drain(executor, rank); }
+
+enum quire_status quire_step_bank_submit(struct quire_step_executor *executor, int32_t rank,
+                                         const struct quire_command *command, struct quire_error *error_out) {
+  return quire_bank_submit(quire_step_bank(executor, rank), command, error_out);
+}
+
+int32_t quire_step_bank_poll(struct quire_step_executor *executor, int32_t rank, struct quire_ack *acks_out,
+                             int32_t max) {
+  return quire_bank_poll(quire_step_bank(executor, rank), acks_out, max);
+}
+
+int32_t quire_step_bank_open_commands(struct quire_step_executor *executor, int32_t rank) {
+  return quire_bank_open_commands(quire_step_bank(executor, rank));
+}
+
+void quire_step_bank_drain(struct quire_step_executor *executor, int32_t rank) {
+  quire_bank_drain(quire_step_bank(executor, rank));
 }
 
 struct quire_bank *quire_step_bank(struct quire_step_executor *executor, int32_t rank) {

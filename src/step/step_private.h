@@ -11,6 +11,15 @@ extern "C" {
 
 extern const struct quire_step_ops quire_step_threads_ops;
 extern const struct quire_step_ops quire_step_proc_ops;
+extern const struct quire_step_ops quire_step_sim_ops;
+
+/* The commands' slots of executors whose ranks have banks. */
+enum quire_status quire_step_bank_submit(struct quire_step_executor *executor, int32_t rank,
+                                         const struct quire_command *command, struct quire_error *error_out);
+int32_t quire_step_bank_poll(struct quire_step_executor *executor, int32_t rank, struct quire_ack *acks_out,
+                             int32_t max);
+int32_t quire_step_bank_open_commands(struct quire_step_executor *executor, int32_t rank);
+void quire_step_bank_drain(struct quire_step_executor *executor, int32_t rank);
 
 /* First member of every executor. */
 struct quire_step_executor {

@@ -49,7 +49,7 @@ static const int32_t *prompt(int32_t base) {
 }
 
 static quire_cache_request begin(struct quire_cache *cache, const int32_t *tokens, int32_t count, int32_t reserve) {
-  struct quire_cache_fill fill = {tokens, count, reserve, false};
+  struct quire_cache_fill fill = {tokens, count, reserve, false, 0, NULL};
   quire_cache_request request = {-1, 0};
   struct quire_error error;
   if (quire_cache_request_begin(cache, &fill, &request, &error) != QUIRE_OK) {
@@ -204,7 +204,7 @@ static void no_match_when_not_wanted(void **state) {
   const int32_t *tokens = prompt(0);
   quire_cache_request a = begin(cache, tokens, 3 * T, 0);
   commit(cache, a, 3 * T, tokens);
-  struct quire_cache_fill fill = {tokens, 3 * T, 0, true};
+  struct quire_cache_fill fill = {tokens, 3 * T, 0, true, 0, NULL};
   quire_cache_request b;
   assert_int_equal(quire_cache_request_begin(cache, &fill, &b, NULL), QUIRE_OK);
   assert_int_equal(quire_cache_request_tokens(cache, b), 0);
@@ -220,7 +220,7 @@ static void all_or_nothing(void **state) {
   struct quire_cache_config config = config_of(2, 2, 10, 4);
   struct quire_cache *cache = create(&config);
   quire_cache_request a = begin(cache, prompt(0), 4 * T, 2 * T);
-  struct quire_cache_fill fill = {prompt(1000), 4 * T, T, false};
+  struct quire_cache_fill fill = {prompt(1000), 4 * T, T, false, 0, NULL};
   quire_cache_request b = {-7, 7};
   struct quire_error error;
   struct quire_hash128 before = quire_cache_digest(cache);
@@ -256,7 +256,7 @@ static void what_can_never_fit(void **state) {
               {10 * T - 1, 1, QUIRE_OK},
               {1, 0, QUIRE_ERR_AGAIN}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    struct quire_cache_fill fill = {prompt(0), rows[i].count, rows[i].reserve, false};
+    struct quire_cache_fill fill = {prompt(0), rows[i].count, rows[i].reserve, false, 0, NULL};
     struct quire_error error = {0};
     quire_cache_request request;
     struct quire_hash128 before = quire_cache_digest(cache);
@@ -286,7 +286,7 @@ static void preemption_and_resume(void **state) {
     assert_int_equal(stats.filling, 0);
     assert_int_equal(stats.requests, 1);
     assert_int_equal(quire_cache_request_tokens(cache, request), 0);
-    struct quire_cache_fill fill = {tokens, written + 1, T, false};
+    struct quire_cache_fill fill = {tokens, written + 1, T, false, 0, NULL};
     assert_int_equal(quire_cache_request_fill(cache, request, &fill, NULL), QUIRE_OK);
     assert_int_equal(quire_cache_request_tokens(cache, request), written / T * T);
     assert_int_equal(quire_cache_request_fill(cache, request, &fill, NULL), QUIRE_ERR_STATE);
@@ -391,7 +391,7 @@ static void flush_under_load(void **state) {
   quire_cache_request again = begin(cache, prompt(7000), T, 0);
   quire_cache_flush(cache);
   quire_cache_request_reset(cache, again);
-  struct quire_cache_fill fill = {prompt(7000), T, 0, false};
+  struct quire_cache_fill fill = {prompt(7000), T, 0, false, 0, NULL};
   assert_int_equal(quire_cache_request_fill(cache, again, &fill, NULL), QUIRE_OK);
   commit(cache, again, T, prompt(7000));
   assert_int_equal(stats_of(cache).cached, 1);
@@ -419,7 +419,7 @@ static void poison_before_reuse(void **state) {
     assert_int_equal(commands[i].kind, QUIRE_COMMAND_POISON);
     assert_int_equal(commands[i].ranks, 5u << commands[i].page.v % 2);
   }
-  struct quire_cache_fill fill = {prompt(1000), 3 * T, 0, false};
+  struct quire_cache_fill fill = {prompt(1000), 3 * T, 0, false, 0, NULL};
   quire_cache_request b;
   struct quire_hash128 before = quire_cache_digest(cache);
   assert_int_equal(quire_cache_request_begin(cache, &fill, &b, NULL), QUIRE_ERR_AGAIN); /* 2 evictable, 3 wanted */
@@ -469,7 +469,7 @@ static void one_refusal_is_enough(void **state) {
   for (int32_t i = 0; i < 40; i++) {
     const int32_t *tokens = prompt(1000 * i);
     int32_t pages = 1 + i * 7 % 15;
-    struct quire_cache_fill fill = {tokens, pages * T, i % 3 == 0 ? T : 0, false};
+    struct quire_cache_fill fill = {tokens, pages * T, i % 3 == 0 ? T : 0, false, 0, NULL};
     quire_cache_request request;
     enum quire_status status = quire_cache_request_begin(cache, &fill, &request, NULL);
     if (status == QUIRE_ERR_AGAIN) {

@@ -202,8 +202,8 @@ static void begin_step(struct model *m, struct model_request *request) {
     request->prompt = 1 + below(m, TOKENS_MAX);
     request->no_match = below(m, 8) == 0;
   }
-  struct quire_cache_fill fill = {request->tokens, request->prompt, below(m, TOKENS_MAX - request->prompt + 1),
-                                  request->no_match};
+  struct quire_cache_fill fill = {
+      request->tokens, request->prompt, below(m, TOKENS_MAX - request->prompt + 1), request->no_match, 0, NULL};
   int32_t pages = (fill.tokens_count + fill.reserve_tokens + T - 1) / T;
   int32_t matched = fill.no_match ? 0 : model_match(m, fill.tokens, fill.tokens_count);
   assert_int_equal(quire_cache_match(m->cache, fill.tokens, fill.tokens_count),

@@ -67,7 +67,8 @@ static void a_flipped_byte_is_noticed(void **unused) {
     struct quire_error error;
     assert_int_equal(quire_engine_start(engine, &request, NULL, &error), QUIRE_OK);
     int32_t pages = 0;
-    quire_page page = quire_cache_request_pages(engine->cache, engine->active.handle, &pages)[1];
+    quire_page page =
+        quire_cache_request_pages(engine->cache, quire_engine_find(engine, engine->solo)->handle, &pages)[1];
     struct quire_bank *bank = quire_step_bank(engine->executor, quire_page_sender(&engine->geometry, page).v);
     uint8_t *byte = quire_bank_page(bank, part, quire_page_local(&engine->geometry, page)) + 77;
     quire_engine_finish(engine);
