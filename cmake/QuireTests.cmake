@@ -16,7 +16,8 @@ endif()
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 
 # support: what tests share, compiled once
-file(GLOB QUIRE_SUPPORT_SOURCES CONFIGURE_DEPENDS ${tests_dir}/support/*.c)
+file(GLOB QUIRE_SUPPORT_SOURCES CONFIGURE_DEPENDS ${tests_dir}/support/*.c ${tests_dir}/support/cuda/*.c)
+quire_cuda_filter(QUIRE_SUPPORT_SOURCES)
 list(FILTER QUIRE_SUPPORT_SOURCES EXCLUDE REGEX "/fuzz_main\\.c$")
 add_library(quire_support STATIC ${QUIRE_SUPPORT_SOURCES})
 target_include_directories(quire_support PUBLIC ${tests_dir} ${tests_dir}/support)

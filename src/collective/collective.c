@@ -6,7 +6,8 @@
 #include "base/assert.h"
 #include "collective/collective_private.h"
 
-static const struct quire_collective_ops *const implementations[] = {&quire_collective_local_ops};
+static const struct quire_collective_ops *const implementations[] = {
+    &quire_collective_local_ops, &quire_collective_peer_ops, &quire_collective_nccl_ops};
 
 #define IMPLEMENTATIONS ((int)(sizeof implementations / sizeof implementations[0]))
 
@@ -51,6 +52,11 @@ int32_t quire_collective_ranks(const struct quire_collective *collective) {
 const char *quire_collective_name(const struct quire_collective *collective) {
   QUIRE_ASSERT(collective != NULL);
   return collective->ops->name;
+}
+
+bool quire_collective_stream_ordered(const struct quire_collective *collective) {
+  QUIRE_ASSERT(collective != NULL);
+  return collective->ops->stream_ordered;
 }
 
 void quire_collective_attach(struct quire_collective *collective, int32_t rank, struct quire_stream *stream) {

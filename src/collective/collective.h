@@ -15,6 +15,17 @@
  *     before its (N - 1)-th next exchange;
  *   - the array of blocks itself stays valid until the reader joins its second next exchange.
  *
+ * Implementations. All need the ranks' hosts to meet; they differ in what a rank's device does.
+ *
+ *   local   the rank waits for its stream, then meets; blocks are read in place. Threads, or processes that share memory
+ *   peer    streams wait for each other's events, hosts run ahead; blocks are read in place. Threads whose memory the
+ *           others reach: GPUs of one process
+ *   nccl    NCCL copies the blocks into receive buffers of the group's. Threads with a GPU each
+ *
+ * With peer and nccl (quire_collective_stream_ordered) an operation completes in the order of the rank's stream: what is
+ * enqueued after the call sees what the others wrote; a host that looks needs an event sync first. A rank without a
+ * stream waits in the call (nccl refuses it by assertion).
+ *
  * Aborts. A rank that cannot go on calls quire_collective_abort once and leaves. Every operation that was not complete
  * then, and every later one, answers QUIRE_ERR_ABORTED on all ranks: an operation ends the same way for all of them.
  * The state is sticky until the controller, with no rank inside, calls quire_collective_reset.
@@ -50,14 +61,17 @@ struct quire_block {
 struct quire_collective;
 
 struct quire_collective_config {
-  int32_t ranks; /* 1 to QUIRE_COLLECTIVE_RANKS_MAX */
+  int32_t ranks;                                           /* 1 to QUIRE_COLLECTIVE_RANKS_MAX */
+  struct quire_device *device[QUIRE_COLLECTIVE_RANKS_MAX]; /* nccl: the GPU of each rank; outlive the group */
+  size_t exchange_bytes_max;                               /* nccl: of one rank's block */
 };
 
 /* One implementation. Slots are never NULL. */
 struct quire_collective_ops {
   uint32_t size;
   uint32_t version; /* QUIRE_COLLECTIVE_VERSION */
-  const char *name; /* "local" */
+  const char *name; /* "local", "peer", "nccl" */
+  bool stream_ordered;
   enum quire_status (*create)(const struct quire_env *env, const struct quire_collective_config *config,
                               struct quire_collective **collective_out, struct quire_error *error_out);
   void (*destroy)(struct quire_collective *collective);
@@ -74,8 +88,8 @@ struct quire_collective_ops {
 /* Implementations by index, best first; NULL past the end. */
 const struct quire_collective_ops *quire_collective_ops_at(int index);
 
-/* A group of config->ranks ranks of the named implementation. QUIRE_ERR_UNSUPPORTED for an unknown name,
- * QUIRE_ERR_ARGUMENT for a number out of bounds, QUIRE_ERR_MEMORY. */
+/* A group of config->ranks ranks of the named implementation. QUIRE_ERR_UNSUPPORTED for an unknown name, a library that is
+ * not there or ranks without a GPU, QUIRE_ERR_ARGUMENT for a number out of bounds, QUIRE_ERR_MEMORY. */
 enum quire_status quire_collective_create(const struct quire_env *env, const char *name,
                                           const struct quire_collective_config *config,
                                           struct quire_collective **collective_out, struct quire_error *error_out);
@@ -83,9 +97,12 @@ enum quire_status quire_collective_create(const struct quire_env *env, const cha
 void quire_collective_destroy(struct quire_collective *collective);
 int32_t quire_collective_ranks(const struct quire_collective *collective);
 const char *quire_collective_name(const struct quire_collective *collective);
+/* Does an operation complete on the stream, and not when the call returns? */
+bool quire_collective_stream_ordered(const struct quire_collective *collective);
 
 /* Operations of rank start after everything enqueued on stream; NULL (as after creation): nothing to wait for. The
- * stream must live until another is attached or the group is destroyed. */
+ * stream must live until another is attached and every rank has completed an operation after that (others may be waiting
+ * for its events), or the group is destroyed. */
 void quire_collective_attach(struct quire_collective *collective, int32_t rank, struct quire_stream *stream);
 
 /* Barrier of all ranks. QUIRE_OK or QUIRE_ERR_ABORTED, like all operations. */

@@ -14,8 +14,9 @@ struct quire_collective {
   int32_t ranks;
 };
 
-/* Ranks are threads of one process. */
 extern const struct quire_collective_ops quire_collective_local_ops;
+extern const struct quire_collective_ops quire_collective_peer_ops;
+extern const struct quire_collective_ops quire_collective_nccl_ops;
 
 #ifdef __cplusplus
 }
