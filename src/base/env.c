@@ -2,23 +2,36 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
 
 #include "base/assert.h"
 
 #define ENV_ALIGN 64
+#define ENV_LARGE_PAGE ((size_t)2 << 20)
+#define ENV_LARGE_FROM (4 * ENV_LARGE_PAGE)
 #define ENV_LINE_BYTES 1024
 
+/* Large blocks are tables and pages that are read anywhere: they ask for large pages, without which every other read
+ * of the prefix tree waits for an address as well. Where the kernel has none to give nothing changes. */
 static void *default_alloc(void *context, size_t size, size_t align) {
   (void)context;
   QUIRE_ASSERT(size > 0);
   QUIRE_ASSERT(align >= sizeof(void *) && (align & (align - 1)) == 0);
   void *memory = NULL;
-  return posix_memalign(&memory, align, size) == 0 ? memory : NULL;
+  const bool large = size >= ENV_LARGE_FROM;
+  if (posix_memalign(&memory, large && align < ENV_LARGE_PAGE ? ENV_LARGE_PAGE : align, size) != 0) {
+    return NULL;
+  }
+  if (large) {
+    madvise(memory, size / ENV_LARGE_PAGE * ENV_LARGE_PAGE, MADV_HUGEPAGE);
+  }
+  return memory;
 }
 
 static void default_dealloc(void *context, void *memory, size_t size) {

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "base/assert.h"
@@ -18,7 +17,6 @@
 #include "cli/cli.h"
 
 #define SIZES_MAX 8
-#define HUGE_BYTES ((size_t)2 << 20)
 
 static const int64_t sizes[] = {100000, 300000, 1000000, 3000000, 10000000, 30000000};
 
@@ -61,40 +59,10 @@ static const struct quire_option rows[] = {
      .help = "recompute the cache's laws after each run"},
 };
 
-/* Gigabytes that are touched once: large pages save most of the faults. */
-static void *large_alloc(void *context, size_t size, size_t align) {
-  const struct quire_env *plain = context;
-  void *memory = plain->alloc(plain->context, size, size >= HUGE_BYTES ? HUGE_BYTES : align);
-  if (memory && size >= HUGE_BYTES) {
-    madvise(memory, size, MADV_HUGEPAGE); /* a hint: where there are none it changes nothing */
-  }
-  return memory;
-}
-
-static void large_free(void *context, void *memory, size_t size) {
-  const struct quire_env *plain = context;
-  plain->dealloc(plain->context, memory, size);
-}
-
-static uint64_t plain_now(void *context) {
-  const struct quire_env *plain = context;
-  return plain->now_ns(plain->context);
-}
-
-static uint64_t plain_random(void *context) {
-  const struct quire_env *plain = context;
-  return plain->random(plain->context);
-}
-
-static void plain_log(void *context, enum quire_log_level level, const char *line) {
-  const struct quire_env *plain = context;
-  plain->log(plain->context, level, line);
-}
-
 /* --- one run --- */
 
-static enum quire_status open_cache(const struct replay *r, int64_t pages, const struct quire_env *env,
-                                    struct quire_cache **cache_out, struct quire_error *error_out) {
+static enum quire_status open_cache(const struct replay *r, int64_t pages, struct quire_cache **cache_out,
+                                    struct quire_error *error_out) {
   struct quire_parts parts;
   const bool built = quire_parts_build(&parts, QUIRE_KV_FP8, QUIRE_PAGE_TOKENS, 1, NULL, 0);
   QUIRE_ASSERT(built);
@@ -105,7 +73,7 @@ static enum quire_status open_cache(const struct replay *r, int64_t pages, const
       .requests_max = 1,
       .request_pages_max = r->trace.longest / QUIRE_PAGE_TOKENS + 1,
   };
-  return quire_cache_create(env, &config, cache_out, error_out);
+  return quire_cache_create(r->env, &config, cache_out, error_out);
 }
 
 static enum quire_status run_request(struct replay *r, struct quire_cache *cache, const struct trace_request *request,
@@ -128,11 +96,10 @@ static enum quire_status run_request(struct replay *r, struct quire_cache *cache
 
 static enum quire_status run_size(struct replay *r, int64_t pages, struct outcome *outcome_out,
                                   struct quire_error *error_out) {
-  struct quire_env env = {(void *)(uintptr_t)r->env, large_alloc, large_free, plain_now, plain_random, plain_log};
   struct quire_cache *cache = NULL;
   struct outcome outcome = {.capacity = pages * QUIRE_PAGE_TOKENS};
   const uint64_t started = cli_now_ns();
-  enum quire_status status = open_cache(r, pages, &env, &cache, error_out);
+  enum quire_status status = open_cache(r, pages, &cache, error_out);
   if (status != QUIRE_OK) {
     return status;
   }
