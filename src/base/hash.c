@@ -23,6 +23,17 @@ _Static_assert(sizeof XXH3_kSecret == QUIRE_HASH128_SECRET_BYTES, "the default s
 
 const uint8_t *quire_hash128_secret(void) { return XXH3_kSecret; }
 
+void quire_hash_key_make(struct quire_hash_key *key_out, uint64_t seed) {
+  _Static_assert(QUIRE_HASH_KEY_BYTES == XXH3_SECRET_DEFAULT_SIZE, "a key is a whole secret of xxHash's");
+  QUIRE_ASSERT(key_out);
+  XXH3_generateSecret_fromSeed(key_out->byte, seed);
+}
+
+uint64_t quire_hash64(const void *data, size_t bytes, const struct quire_hash_key *key) {
+  QUIRE_ASSERT(key && (data || bytes == 0));
+  return XXH3_64bits_withSecret(bytes ? data : "", bytes, key->byte, sizeof key->byte);
+}
+
 static XXH3_state_t *state_of(struct quire_hash128_stream *stream) { return (XXH3_state_t *)(void *)stream->state; }
 
 void quire_hash128_begin(struct quire_hash128_stream *stream, uint64_t seed) {

@@ -1,4 +1,4 @@
-/* Two hashes: XXH3-128, fast, for chains, digests and tables inside one trust domain; SHA-256 (libcrypto) where
+/* Two hashes: XXH3, of 128 bits, fast, for chains, digests and tables inside one trust domain; SHA-256 (libcrypto) where
  * tenants or machines share, since XXH3 gives no protection against someone who looks for collisions.
  *
  * Digests of the same bytes are the same however they were cut into quire_hash128_add calls, and equal to the
@@ -42,6 +42,15 @@ struct quire_hash128 quire_hash128(const void *data, size_t bytes, uint64_t seed
 /* The constants XXH3 mixes in, for who computes it elsewhere than on this processor. */
 #define QUIRE_HASH128_SECRET_BYTES 192
 const uint8_t *quire_hash128_secret(void);
+
+/* A key of the hash below, made from a seed; whoever does not know it cannot aim at collisions in a table. */
+#define QUIRE_HASH_KEY_BYTES 192
+struct quire_hash_key {
+  __attribute__((aligned(64))) uint8_t byte[QUIRE_HASH_KEY_BYTES];
+};
+void quire_hash_key_make(struct quire_hash_key *key_out, uint64_t seed);
+/* XXH3-64 under a key made once: for tables in memory, where a page's tokens are hashed by the million. */
+uint64_t quire_hash64(const void *data, size_t bytes, const struct quire_hash_key *key);
 
 void quire_hash128_begin(struct quire_hash128_stream *stream, uint64_t seed);
 void quire_hash128_add(struct quire_hash128_stream *stream, const void *data, size_t bytes);

@@ -1,5 +1,16 @@
 /* Arrays indexed by page id, a table of open addressing from path hashes to page ids, and one binary heap a stripe. The
- * tokens of every page are kept, so that a hash only ever proposes. */
+ * tokens of every page are kept, so that a hash only ever proposes.
+ *
+ * Matching waits for memory, so it is built to look at one place a page. What a match compares with lies in one row:
+ * key, parent, tokens. Which row, a line of 16 hints says for 16 pages of a chain at once: the line is found by the key
+ * of the first of them, and each page has its place in it, where the newest page with that place stands. Blocks of pages
+ * go through three stages together,
+ *
+ *     hash, ask for the line  |  read hints, ask for the rows  |  compare
+ *         block b + 2         |          block b + 1           |  block b
+ *
+ * and what a stage asked for has arrived when the next one needs it. A page that its hint does not lead to (a branch has
+ * taken the place) is looked up in the table. */
 #include "radix/radix.h"
 
 #include <string.h>
@@ -9,9 +20,11 @@
 #include "layout/carve.h"
 
 #define NOWHERE (-1)
+#define BLOCK 16 /* pages */
+#define LINE_BYTES 64
+#define HINTS 16 /* of a line */
 
 struct node {
-  uint64_t key;  /* hash of root and all tokens down to this page */
   uint64_t used; /* time of last use */
   int32_t parent;
   int32_t first_child;
@@ -22,8 +35,16 @@ struct node {
 };
 
 struct slot {
-  uint32_t tag; /* high half of the key: spares a look at the node */
+  uint32_t tag; /* high half of the key: spares a look at the row */
   int32_t page; /* NOWHERE: empty */
+};
+
+/* What a match compares with; constant while the page is in the tree. */
+struct row {
+  uint64_t key;   /* hash of root and all tokens down to this page */
+  int32_t parent; /* as in the node */
+  uint32_t place; /* of its hint */
+  int32_t tokens[];
 };
 
 struct heap {
@@ -36,13 +57,17 @@ struct quire_radix {
   size_t bytes;
   struct quire_geometry geometry;
   uint64_t seed; /* from env->random: nobody can aim at the table's collisions */
+  struct quire_hash_key hash_key;
   uint64_t clock;
   int32_t count;
   uint64_t slot_mask;
+  uint64_t line_mask;
+  size_t row_bytes;
   struct slot *slots;
+  int32_t *hints; /* [lines, HINTS] pages of the tree, or NOWHERE */
   struct node *nodes;
   struct quire_hash128 *roots; /* [pages] */
-  int32_t *tokens;             /* [pages, page_tokens] */
+  uint8_t *rows;               /* [pages] struct row */
   struct heap heaps[QUIRE_RANKS_MAX];
 };
 
@@ -56,20 +81,35 @@ static uint64_t slot_count(int32_t pages) {
   return slots;
 }
 
+static uint64_t line_count(int32_t pages) {
+  uint64_t lines = 2;
+  while (lines * HINTS < 2 * (uint64_t)pages) {
+    lines *= 2;
+  }
+  return lines;
+}
+
+static size_t row_bytes_of(const struct quire_geometry *geometry) {
+  const size_t align = sizeof(uint64_t);
+  return (sizeof(struct row) + (size_t)geometry->page_tokens * sizeof(int32_t) + align - 1) / align * align;
+}
+
 static struct quire_radix *carve_radix(const struct quire_geometry *geometry, struct quire_carve *carve) {
   struct quire_radix *radix = quire_carve(carve, 1, sizeof *radix);
   struct slot *slots = quire_carve(carve, (int64_t)slot_count(geometry->pages), sizeof *slots);
+  int32_t *hints = quire_carve(carve, (int64_t)line_count(geometry->pages) * HINTS, sizeof *hints);
   struct node *nodes = quire_carve(carve, geometry->pages, sizeof *nodes);
   struct quire_hash128 *roots = quire_carve(carve, geometry->pages, sizeof *roots);
-  int32_t *tokens = quire_carve(carve, (int64_t)geometry->pages * geometry->page_tokens, sizeof *tokens);
+  uint8_t *rows = quire_carve(carve, geometry->pages, row_bytes_of(geometry));
   int32_t *heap_pages = quire_carve(carve, geometry->pages, sizeof *heap_pages);
   if (radix == NULL) {
     return NULL;
   }
   radix->slots = slots;
+  radix->hints = hints;
   radix->nodes = nodes;
   radix->roots = roots;
-  radix->tokens = tokens;
+  radix->rows = rows;
   for (int32_t s = 0; s < geometry->storage_ranks; s++) {
     radix->heaps[s].pages = heap_pages;
     heap_pages += quire_geometry_local_pages(geometry, (quire_stripe_id){s});
@@ -102,9 +142,15 @@ enum quire_status quire_radix_create(const struct quire_env *env, const struct q
   radix->bytes = bytes;
   radix->geometry = *geometry;
   radix->seed = env->random(env->context);
+  quire_hash_key_make(&radix->hash_key, radix->seed);
   radix->slot_mask = slot_count(geometry->pages) - 1;
+  radix->line_mask = line_count(geometry->pages) - 1;
+  radix->row_bytes = row_bytes_of(geometry);
   for (uint64_t i = 0; i <= radix->slot_mask; i++) {
     radix->slots[i].page = NOWHERE;
+  }
+  for (uint64_t i = 0; i < (radix->line_mask + 1) * HINTS; i++) {
+    radix->hints[i] = NOWHERE;
   }
   *radix_out = radix;
   return QUIRE_OK;
@@ -206,49 +252,62 @@ static uint64_t root_key(const struct quire_radix *radix, struct quire_hash128 r
 
 static uint64_t page_key(const struct quire_radix *radix, uint64_t above, const int32_t *tokens) {
   size_t bytes = (size_t)radix->geometry.page_tokens * sizeof *tokens;
-  return quire_mix64(quire_mix64(above) ^ quire_hash128(tokens, bytes, radix->seed).low);
+  return quire_mix64(quire_mix64(above) ^ quire_hash64(tokens, bytes, &radix->hash_key));
 }
 
-static const int32_t *page_tokens_of(const struct quire_radix *radix, int32_t page) {
-  return radix->tokens + (int64_t)page * radix->geometry.page_tokens;
+static struct row *row_of(const struct quire_radix *radix, int32_t page) {
+  return (struct row *)(void *)(radix->rows + (size_t)page * radix->row_bytes);
+}
+
+/* The place of the hint of a page below one whose place is `above`; first: it is below a root. */
+static uint32_t place_below(const struct quire_radix *radix, bool first, uint32_t above, uint64_t key) {
+  return first || above % HINTS == HINTS - 1 ? (uint32_t)(key >> 8 & radix->line_mask) * HINTS : above + 1;
+}
+
+static bool is_page(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
+                    const int32_t *tokens, int32_t page) {
+  const struct row *row = row_of(radix, page);
+  return row->key == key && row->parent == parent &&
+         (parent != NOWHERE || quire_hash128_equal(radix->roots[page], root)) &&
+         memcmp(row->tokens, tokens, (size_t)radix->geometry.page_tokens * sizeof *tokens) == 0;
 }
 
 /* The page below parent (or root) with these tokens, NOWHERE if there is none. */
 static int32_t find(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
                     const int32_t *tokens) {
-  size_t bytes = (size_t)radix->geometry.page_tokens * sizeof *tokens;
   for (uint64_t i = key & radix->slot_mask; radix->slots[i].page != NOWHERE; i = (i + 1) & radix->slot_mask) {
-    if (radix->slots[i].tag != (uint32_t)(key >> 32)) {
-      continue;
-    }
-    int32_t page = radix->slots[i].page;
-    if (radix->nodes[page].parent == parent && (parent != NOWHERE || quire_hash128_equal(radix->roots[page], root)) &&
-        memcmp(page_tokens_of(radix, page), tokens, bytes) == 0) {
-      return page;
+    const struct slot slot = radix->slots[i];
+    if (slot.tag == (uint32_t)(key >> 32) && is_page(radix, root, parent, key, tokens, slot.page)) {
+      return slot.page;
     }
   }
   return NOWHERE;
 }
 
 static void table_add(struct quire_radix *radix, int32_t page) {
-  uint64_t key = radix->nodes[page].key;
-  uint64_t i = key & radix->slot_mask;
+  const struct row *row = row_of(radix, page);
+  uint64_t i = row->key & radix->slot_mask;
   while (radix->slots[i].page != NOWHERE) {
     i = (i + 1) & radix->slot_mask;
   }
-  radix->slots[i] = (struct slot){(uint32_t)(key >> 32), page};
+  radix->slots[i] = (struct slot){(uint32_t)(row->key >> 32), page};
+  radix->hints[row->place] = page;
 }
 
 /* Closes the gap by moving back every later entry of the run that the gap would hide. */
 static void table_remove(struct quire_radix *radix, int32_t page) {
   uint64_t mask = radix->slot_mask;
-  uint64_t gap = radix->nodes[page].key & mask;
+  const struct row *row = row_of(radix, page);
+  uint64_t gap = row->key & mask;
+  if (radix->hints[row->place] == page) {
+    radix->hints[row->place] = NOWHERE;
+  }
   while (radix->slots[gap].page != page) {
     QUIRE_ASSERT(radix->slots[gap].page != NOWHERE);
     gap = (gap + 1) & mask;
   }
   for (uint64_t i = (gap + 1) & mask; radix->slots[i].page != NOWHERE; i = (i + 1) & mask) {
-    uint64_t home = radix->nodes[radix->slots[i].page].key & mask;
+    uint64_t home = row_of(radix, radix->slots[i].page)->key & mask;
     if (((i - home) & mask) >= ((i - gap) & mask)) {
       radix->slots[gap] = radix->slots[i];
       gap = i;
@@ -259,34 +318,110 @@ static void table_remove(struct quire_radix *radix, int32_t page) {
 
 /* --- matching and growing --- */
 
-static int32_t match_from(const struct quire_radix *radix, int32_t parent, uint64_t key,
-                          const struct quire_radix_chain *chain, quire_page *pages_out) {
-  int32_t matched = 0;
-  while (matched < chain->pages) {
-    const int32_t *tokens = chain->tokens + (int64_t)matched * radix->geometry.page_tokens;
-    key = page_key(radix, key, tokens);
-    parent = find(radix, chain->root, parent, key, tokens);
-    if (parent == NOWHERE) {
-      break;
+/* A match on its way. What is known of BLOCK pages lies in the rings' place b mod 3. */
+struct walk {
+  const struct quire_radix *radix;
+  const struct quire_radix_chain *chain;
+  const uint64_t *keys; /* of the chain; NULL: hash */
+  uint64_t key;         /* of the last page hashed */
+  uint32_t place;       /* and the place of its hint */
+  bool first;           /* no page has been hashed, and the chain begins at a root */
+  uint64_t key_ring[3][BLOCK];
+  uint32_t place_ring[3][BLOCK];
+  int32_t page_ring[3][BLOCK]; /* that the hints say */
+};
+
+static const int32_t *chain_tokens(const struct walk *walk, int32_t page) {
+  return walk->chain->tokens + (int64_t)page * walk->radix->geometry.page_tokens;
+}
+
+static int32_t block_end(const struct walk *walk, int32_t block) {
+  return (block + 1) * BLOCK < walk->chain->pages ? (block + 1) * BLOCK : walk->chain->pages;
+}
+
+static void hash_block(struct walk *walk, int32_t block) {
+  const struct quire_radix *radix = walk->radix;
+  for (int32_t p = block * BLOCK; p < block_end(walk, block); p++) {
+    walk->key = walk->keys != NULL ? walk->keys[p] : page_key(radix, walk->key, chain_tokens(walk, p));
+    walk->place = place_below(radix, walk->first, walk->place, walk->key);
+    walk->first = false;
+    walk->key_ring[block % 3][p % BLOCK] = walk->key;
+    walk->place_ring[block % 3][p % BLOCK] = walk->place;
+    if (walk->place % HINTS == 0) {
+      __builtin_prefetch(&radix->hints[walk->place]);
     }
-    if (pages_out != NULL) {
-      pages_out[matched].v = parent;
-    }
-    matched++;
   }
-  return matched;
+}
+
+static void propose_block(struct walk *walk, int32_t block) {
+  const struct quire_radix *radix = walk->radix;
+  for (int32_t p = block * BLOCK; p < block_end(walk, block); p++) {
+    const int32_t page = radix->hints[walk->place_ring[block % 3][p % BLOCK]];
+    const uint8_t *row = (const uint8_t *)row_of(radix, page == NOWHERE ? 0 : page);
+    walk->page_ring[block % 3][p % BLOCK] = page;
+    for (size_t at = 0; at < radix->row_bytes; at += LINE_BYTES) {
+      __builtin_prefetch(row + at);
+    }
+  }
+}
+
+static int32_t match_from(struct walk *walk, int32_t parent, quire_page *pages_out) {
+  const struct quire_radix *radix = walk->radix;
+  const struct quire_hash128 root = walk->chain->root;
+  const int32_t blocks = (walk->chain->pages + BLOCK - 1) / BLOCK;
+  for (int32_t b = -2; b < blocks; b++) {
+    if (b + 2 < blocks) {
+      hash_block(walk, b + 2);
+    }
+    if (b + 1 >= 0 && b + 1 < blocks) {
+      propose_block(walk, b + 1);
+    }
+    for (int32_t p = b * BLOCK; b >= 0 && p < block_end(walk, b); p++) {
+      const uint64_t key = walk->key_ring[b % 3][p % BLOCK];
+      const int32_t page = walk->page_ring[b % 3][p % BLOCK];
+      const int32_t *tokens = chain_tokens(walk, p);
+      const bool led = page != NOWHERE && is_page(radix, root, parent, key, tokens, page);
+      parent = led ? page : find(radix, root, parent, key, tokens);
+      if (parent == NOWHERE) {
+        return p;
+      }
+      if (pages_out != NULL) {
+        pages_out[p].v = parent;
+      }
+    }
+  }
+  return walk->chain->pages;
 }
 
 int32_t quire_radix_match(const struct quire_radix *radix, const struct quire_radix_chain *chain,
                           quire_page *pages_out) {
   QUIRE_ASSERT(chain->pages >= 0);
-  return match_from(radix, NOWHERE, root_key(radix, chain->root), chain, pages_out);
+  struct walk walk = {.radix = radix, .chain = chain, .key = root_key(radix, chain->root), .first = true};
+  return match_from(&walk, NOWHERE, pages_out);
 }
 
 int32_t quire_radix_match_below(const struct quire_radix *radix, quire_page parent,
                                 const struct quire_radix_chain *chain, quire_page *pages_out) {
+  QUIRE_ASSERT(chain->pages >= 0 && member(radix, parent)->in_tree);
+  const struct row *row = row_of(radix, parent.v);
+  struct walk walk = {.radix = radix, .chain = chain, .key = row->key, .place = row->place};
+  return match_from(&walk, parent.v, pages_out);
+}
+
+void quire_radix_keys(const struct quire_radix *radix, const struct quire_radix_chain *chain, uint64_t *keys_out) {
   QUIRE_ASSERT(chain->pages >= 0);
-  return match_from(radix, parent.v, member(radix, parent)->key, chain, pages_out);
+  uint64_t key = root_key(radix, chain->root);
+  for (int32_t p = 0; p < chain->pages; p++) {
+    key = page_key(radix, key, chain->tokens + (int64_t)p * radix->geometry.page_tokens);
+    keys_out[p] = key;
+  }
+}
+
+int32_t quire_radix_match_keys(const struct quire_radix *radix, const struct quire_radix_chain *chain,
+                               const uint64_t *keys, quire_page *pages_out) {
+  QUIRE_ASSERT(chain->pages >= 0 && (keys != NULL || chain->pages == 0));
+  struct walk walk = {.radix = radix, .chain = chain, .keys = keys, .first = true};
+  return match_from(&walk, NOWHERE, pages_out);
 }
 
 void quire_radix_touch(struct quire_radix *radix, quire_page page) {
@@ -304,13 +439,13 @@ quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 ro
   struct node *node = node_of(radix, page);
   struct node *above = parent.v == QUIRE_PAGE_NONE ? NULL : member(radix, parent);
   QUIRE_ASSERT(!node->in_tree);
-  uint64_t key = page_key(radix, above == NULL ? root_key(radix, root) : above->key, tokens);
+  const struct row *above_row = above == NULL ? NULL : row_of(radix, parent.v);
+  uint64_t key = page_key(radix, above == NULL ? root_key(radix, root) : above_row->key, tokens);
   int32_t there = find(radix, root, above == NULL ? NOWHERE : parent.v, key, tokens);
   if (there != NOWHERE) {
     return (quire_page){there};
   }
   *node = (struct node){
-      .key = key,
       .used = above == NULL ? ++radix->clock : above->used,
       .parent = above == NULL ? NOWHERE : parent.v,
       .first_child = NOWHERE,
@@ -328,8 +463,11 @@ quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 ro
     settle(radix, parent.v);
   }
   radix->roots[page.v] = root;
-  memcpy(radix->tokens + (int64_t)page.v * radix->geometry.page_tokens, tokens,
-         (size_t)radix->geometry.page_tokens * sizeof *tokens);
+  struct row *row = row_of(radix, page.v);
+  row->key = key;
+  row->parent = node->parent;
+  row->place = place_below(radix, above == NULL, above == NULL ? 0 : above_row->place, key);
+  memcpy(row->tokens, tokens, (size_t)radix->geometry.page_tokens * sizeof *tokens);
   table_add(radix, page.v);
   radix->count++;
   settle(radix, page.v);
@@ -441,7 +579,7 @@ static bool fault(struct quire_error *why_out, const char *text, int32_t page) {
 
 static bool check_node(const struct quire_radix *radix, int32_t page, struct quire_error *why_out) {
   const struct node *node = &radix->nodes[page];
-  const int32_t *tokens = page_tokens_of(radix, page);
+  const struct row *row = row_of(radix, page);
   uint64_t above_key = root_key(radix, radix->roots[page]);
   if (node->parent != NOWHERE) {
     const struct node *above = &radix->nodes[node->parent];
@@ -454,10 +592,10 @@ static bool check_node(const struct quire_radix *radix, int32_t page, struct qui
     if (node->held && !above->held) {
       return fault(why_out, "held below one that is not", page);
     }
-    above_key = above->key;
+    above_key = row_of(radix, node->parent)->key;
   }
-  if (node->key != page_key(radix, above_key, tokens) ||
-      find(radix, radix->roots[page], node->parent, node->key, tokens) != page) {
+  if (row->parent != node->parent || row->key != page_key(radix, above_key, row->tokens) ||
+      find(radix, radix->roots[page], node->parent, row->key, row->tokens) != page) {
     return fault(why_out, "not found under its own tokens", page);
   }
   for (int32_t child = node->first_child, prev = NOWHERE; child != NOWHERE; child = radix->nodes[child].next) {
@@ -506,6 +644,16 @@ static bool check_heaps(const struct quire_radix *radix, struct quire_error *why
   return true;
 }
 
+static bool check_hints(const struct quire_radix *radix, struct quire_error *why_out) {
+  for (uint64_t i = 0; i < (radix->line_mask + 1) * HINTS; i++) {
+    const int32_t page = radix->hints[i];
+    if (page != NOWHERE && (!radix->nodes[page].in_tree || row_of(radix, page)->place != i)) {
+      return fault(why_out, "a hint leads to a page that has left, or has another place", page);
+    }
+  }
+  return true;
+}
+
 bool quire_radix_check(const struct quire_radix *radix, struct quire_error *why_out) {
   int32_t members = 0;
   int32_t reached = 0;
@@ -529,6 +677,9 @@ bool quire_radix_check(const struct quire_radix *radix, struct quire_error *why_
       reached += size;
     }
   }
+  if (!check_hints(radix, why_out)) {
+    return false;
+  }
   if (members != radix->count || reached != radix->count) {
     return fault(why_out, "pages counted, members and reached differ", members);
   }
@@ -546,8 +697,7 @@ struct quire_hash128 quire_radix_digest(const struct quire_radix *radix) {
     int64_t head[4] = {page, node->parent, node->held, (int64_t)node->used};
     quire_hash128_add(&stream, head, sizeof head);
     quire_hash128_add(&stream, &radix->roots[page], sizeof radix->roots[page]);
-    quire_hash128_add(&stream, page_tokens_of(radix, page),
-                      (size_t)radix->geometry.page_tokens * sizeof *radix->tokens);
+    quire_hash128_add(&stream, row_of(radix, page)->tokens, (size_t)radix->geometry.page_tokens * sizeof(int32_t));
   }
   return quire_hash128_end(&stream);
 }

@@ -63,6 +63,13 @@ int32_t quire_radix_match(const struct quire_radix *radix, const struct quire_ra
 int32_t quire_radix_match_below(const struct quire_radix *radix, quire_page parent,
                                 const struct quire_radix_chain *chain, quire_page *pages_out);
 
+/* A chain's keys, keys_out[chain->pages]: what match makes of its tokens before it looks anything up. They hold as long
+ * as the tree lives, whatever is in it, so that a chain that is matched again and again is hashed once. */
+void quire_radix_keys(const struct quire_radix *radix, const struct quire_radix_chain *chain, uint64_t *keys_out);
+/* As match, with the chain's keys. */
+int32_t quire_radix_match_keys(const struct quire_radix *radix, const struct quire_radix_chain *chain,
+                               const uint64_t *keys, quire_page *pages_out);
+
 /* A page and all above it are the most recently used. */
 void quire_radix_touch(struct quire_radix *radix, quire_page page);
 

@@ -21,6 +21,29 @@ static void xxh3_known_answers(void **state) {
   assert_false(quire_hash128_equal(empty, quire_hash128("", 0, 1)));
 }
 
+/* The keyed hash is XXH3-64, which for long inputs is the low half of XXH3-128 with the key's seed. */
+static void keyed_hash(void **state) {
+  (void)state;
+  uint64_t rng = test_seed("keyed_hash");
+  static uint8_t data[3000];
+  for (size_t i = 0; i < sizeof data; i++) {
+    data[i] = (uint8_t)quire_splitmix64(&rng);
+  }
+  for (int round = 0; round < 300; round++) {
+    const uint64_t seed = quire_splitmix64(&rng);
+    const size_t bytes = 241 + (size_t)quire_splitmix64_below(&rng, sizeof data - 240);
+    struct quire_hash_key key, other;
+    quire_hash_key_make(&key, seed);
+    quire_hash_key_make(&other, seed + 1);
+    const uint64_t hash = quire_hash64(data, bytes, &key);
+    assert_true(hash == quire_hash128(data, bytes, seed).low);
+    assert_true(hash != quire_hash64(data, bytes, &other) && hash != quire_hash64(data, bytes - 1, &key));
+  }
+  struct quire_hash_key key;
+  quire_hash_key_make(&key, 1);
+  assert_true(quire_hash64(NULL, 0, &key) == quire_hash64(data, 0, &key));
+}
+
 /* However the bytes are cut, with whatever seed, streaming equals the one call; a stream may go on after its end. */
 static void streams_equal_one_call(void **state) {
   (void)state;
@@ -84,6 +107,7 @@ static void sha256_known_answers(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(xxh3_known_answers),
+      cmocka_unit_test(keyed_hash),
       cmocka_unit_test(streams_equal_one_call),
       cmocka_unit_test(sha256_known_answers),
   };

@@ -100,6 +100,11 @@ static void match_step(struct model *m, uint64_t *rng) {
   quire_page found[DEPTH_MAX];
   int32_t matched = quire_radix_match(m->radix, &chain, found);
   assert_int_equal(matched, quire_radix_match(m->radix, &chain, NULL));
+  uint64_t keys[DEPTH_MAX];
+  quire_page by_keys[DEPTH_MAX];
+  quire_radix_keys(m->radix, &chain, keys);
+  assert_int_equal(matched, quire_radix_match_keys(m->radix, &chain, keys, by_keys));
+  assert_memory_equal(by_keys, found, (size_t)matched * sizeof *found);
   for (int32_t depth = 1; depth <= matched; depth++) {
     assert_int_equal(found[depth - 1].v, find_entry(m, root, tokens, depth));
   }

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "support/seed.h"
@@ -85,6 +86,50 @@ static void creation_refused(void **state) {
   assert_int_equal(fail_env_sweep(create_and_destroy, NULL), 1);
 }
 
+/* Chains that part from what is in the tree at every place: stages of a match work on blocks of pages, so all borders
+ * of blocks are among them. */
+static void every_depth(void **state) {
+  (void)state;
+  enum { CHAIN = 43, TOKENS = 5 };
+  struct quire_geometry g = {TOKENS, 2, 2, CHAIN + 7};
+  struct quire_radix *radix;
+  int32_t tokens[CHAIN * TOKENS];
+  quire_page found[CHAIN], in_tree[CHAIN];
+  uint64_t keys[CHAIN];
+  assert_int_equal(quire_radix_create(quire_env_default(), &g, &radix, NULL), QUIRE_OK);
+  for (int32_t i = 0; i < CHAIN * TOKENS; i++) {
+    tokens[i] = i % 3;
+  }
+  for (int32_t p = 0; p < CHAIN; p++) {
+    in_tree[p].v = (p * 11 + 3) % (CHAIN + 7);
+    quire_page above = {p > 0 ? in_tree[p - 1].v : QUIRE_PAGE_NONE};
+    assert_int_equal(quire_radix_insert(radix, root_of(0), above, in_tree[p], tokens + p * TOKENS).v, in_tree[p].v);
+  }
+  for (int32_t part = 0; part <= CHAIN; part++) {
+    for (int32_t pages = 0; pages <= CHAIN; pages++) {
+      struct quire_radix_chain chain = {root_of(0), tokens, pages};
+      const int32_t wanted = part < pages ? part : pages;
+      if (part < CHAIN) {
+        tokens[part * TOKENS + TOKENS - 1] += 7;
+      }
+      memset(found, 0x55, sizeof found);
+      assert_int_equal(quire_radix_match(radix, &chain, found), wanted);
+      assert_memory_equal(found, in_tree, (size_t)wanted * sizeof *found);
+      quire_radix_keys(radix, &chain, keys);
+      assert_int_equal(quire_radix_match_keys(radix, &chain, keys, NULL), wanted);
+      for (int32_t from = 1; from <= wanted; from += 5) {
+        struct quire_radix_chain rest = {root_of(0), tokens + from * TOKENS, pages - from};
+        assert_int_equal(quire_radix_match_below(radix, in_tree[from - 1], &rest, found), wanted - from);
+      }
+      if (part < CHAIN) {
+        tokens[part * TOKENS + TOKENS - 1] -= 7;
+      }
+    }
+  }
+  assert_true(quire_radix_check(radix, NULL));
+  quire_radix_destroy(radix);
+}
+
 /* Not a benchmark, but a figure to notice a blunder by: a chain of 16,384 pages of 64 tokens, matched as a whole. */
 static void long_chain(void **state) {
   (void)state;
@@ -127,7 +172,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_lives),     cmocka_unit_test(digest_of_the_same_state),
       cmocka_unit_test(creation_refused), cmocka_unit_test(least_recently_used_first),
-      cmocka_unit_test(long_chain),
+      cmocka_unit_test(long_chain),       cmocka_unit_test(every_depth),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

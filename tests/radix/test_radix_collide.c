@@ -5,6 +5,8 @@
 #define quire_radix_destroy collide_radix_destroy
 #define quire_radix_match collide_radix_match
 #define quire_radix_match_below collide_radix_match_below
+#define quire_radix_keys collide_radix_keys
+#define quire_radix_match_keys collide_radix_match_keys
 #define quire_radix_touch collide_radix_touch
 #define quire_radix_insert collide_radix_insert
 #define quire_radix_hold collide_radix_hold
