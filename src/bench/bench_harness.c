@@ -13,14 +13,17 @@ uint64_t bench_now_ns(void) {
   return env->now_ns(env->context);
 }
 
-/* The processor time of the calling thread: on a machine that others use too, what one thread took. */
-static uint64_t clock_ns(const struct bench *bench, const struct bench_case *c) {
-  if (bench->options.clock == BENCH_CLOCK_CPU && c->threads == 1) {
+uint64_t bench_thread_ns(const struct bench *bench) {
+  if (bench->options.clock == BENCH_CLOCK_CPU) {
     struct timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
   }
   return bench_now_ns();
+}
+
+static uint64_t clock_ns(const struct bench *bench, const struct bench_case *c) {
+  return c->threads == 1 ? bench_thread_ns(bench) : bench_now_ns();
 }
 
 static int compare_doubles(const void *a, const void *b) {

@@ -128,6 +128,9 @@ void bench_figure(struct bench *bench, const struct bench_figure *figure);
 
 /* The clock of sides that measure themselves. */
 uint64_t bench_now_ns(void);
+/* That of work on the calling thread alone: with --clock cpu its processor time, which leaves out what others of a busy
+ * machine took. */
+uint64_t bench_thread_ns(const struct bench *bench);
 double bench_median(const double *values, int count);
 
 /* NAME.csv and NAME.svg in --out; open makes the folder. */

@@ -63,6 +63,7 @@ static const struct {
     {"prefill", "--model %M --ranks 2", "x the time of replicated"},
     {"decode", "--model %M --decode-tokens 4", "of weight read"},
     {"capacity", "--model %M --budget 48M", "of twice one rank's"},
+    {"tree", "", "of compare"},
 };
 
 static void expand(const char *text, char *out) {
