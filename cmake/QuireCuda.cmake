@@ -19,7 +19,9 @@ if(QUIRE_CUDA)
   # The host half has no exceptions, so that C programs need no C++ runtime; nvcc's own stubs are not clean of -Wextra.
   target_compile_options(quire_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-march=x86-64-v3,-ffp-contract=off,-fno-exceptions,-fno-rtti,-Wall,-Werror>"
-    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
+    # zeros for subnormals, as on the CPU (arithmetic.md 1)
+    $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true>)
 endif()
 
 # quire_cuda_filter(list): takes out of a list of sources what this build does not have

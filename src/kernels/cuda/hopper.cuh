@@ -62,13 +62,20 @@ QUIRE_DEVICE void hopper_copy16(uint32_t shared, const void *global, bool read) 
 }
 
 QUIRE_DEVICE void hopper_copy4(uint32_t shared, const void *global, bool read) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(read ? 4 : 0)
-               : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(read ? 4 : 0) : "memory");
 }
 
 /* Arrives (one of the barrier's counted arrivals) once all earlier hopper_copy of this thread are there. */
 QUIRE_DEVICE void hopper_copies_arrive(uint64_t *barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(hopper_shared(barrier)) : "memory");
+}
+
+/* Copies so far, since the last of these, are a group. */
+QUIRE_DEVICE void hopper_copies_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* Until all of this thread's groups but the last `COUNT` are there. */
+template <int COUNT> QUIRE_DEVICE void hopper_copies_wait(void) {
+  asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 }
 
 /* --- registers of a warp group's role --- */
@@ -84,7 +91,7 @@ template <int COUNT> QUIRE_DEVICE void hopper_registers_down(void) {
 /* --- warp-group products --- */
 
 /* Operand of 8-row groups of 128-byte rows in shared memory, 16-byte chunk c of row r at chunk c ^ (r mod 8), 1,024-byte
- * aligned; k runs along the row. A step of 32 bytes along k adds 2. */
+ * aligned; k runs along the row, and a step of 32 bytes along it adds 32 to the address. */
 QUIRE_DEVICE uint64_t hopper_operand(uint32_t shared) {
   return (uint64_t)((shared & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }

@@ -1,0 +1,507 @@
+/* select on a GPU. The scores it computes against two oracles written from arithmetic.md 9 and 13: bit for bit against
+ * the arithmetic of the family, and within a bound against f64. The lists against a sort of those scores, exactly; and
+ * the same lists and scores for every way to tile the rows, split the keys and cut the batch.
+ * ctest: timeout=300 */
+#include "cuda_case.h"
+
+#define SOURCES_MAX 8
+#define ROWS_MAX 64
+
+enum flavour { PLAIN, TIES, PLATEAU, EQUAL, RISING, FALLING, BROKEN, FLAVOURS };
+
+static struct test_random rng;
+
+struct shape {
+  enum flavour flavour;
+  bool any_scale;
+  int32_t rows;
+  int32_t sources;
+  int32_t length; /* longest source */
+  int32_t heads;
+  int32_t topk;
+  int32_t first;
+  int32_t page_tokens;
+  int32_t checked; /* rows whose scores the oracles check; the rest is checked through the lists alone */
+};
+
+struct selection {
+  struct shape shape;
+  struct cuda_keys keys[SOURCES_MAX];
+  struct quire_part part;
+  int32_t source_of[ROWS_MAX];
+  int32_t limit[ROWS_MAX];
+  int32_t limit_max;
+  float *q, *w;     /* host */
+  uint8_t *q_codes; /* [rows][heads][128], by the oracle */
+  float *q_scales;
+  float *scores; /* host, from the device */
+  void *device_sources, *device_source_of, *device_limit, *device_q, *device_w;
+};
+
+static void key_make(const struct shape *shape, int32_t position, float *key) {
+  static float shared[4][128];
+  test_fill(&rng, key, 128, 1.0f);
+  if (shape->flavour == TIES) {
+    if (position < 4) {
+      memcpy(shared[position], key, sizeof shared[0]);
+    }
+    memcpy(key, shared[position < 4 ? position : test_between(&rng, 0, 3)], sizeof shared[0]);
+  }
+  for (int i = 0; i < 128; i++) {
+    if (shape->flavour == EQUAL) {
+      key[i] = 0.5f;
+    } else if (shape->flavour == PLATEAU) { /* three of four opposed to every query: a score of 0 */
+      key[i] = (position * 2654435761u >> 16) % 4 != 0 ? -1.0f : key[i];
+    } else if (shape->flavour == RISING) {
+      key[i] = 0.01f * (float)(position + 1);
+    } else if (shape->flavour == FALLING) {
+      key[i] = 0.01f * (float)(shape->length - position);
+    }
+  }
+}
+
+static void keys_make(struct selection *s, struct cuda_keys *k, int32_t length) {
+  const struct shape *shape = &s->shape;
+  k->length = length;
+  k->codes = test_poisoned((int64_t)length * 128);
+  k->scales = test_poisoned((int64_t)length * 4);
+  for (int32_t position = shape->first; position < length; position++) {
+    float key[128];
+    key_make(shape, position, key);
+    k->scales[position] = oracle_quantise(key, 128, shape->any_scale, k->codes + (int64_t)position * 128);
+    if (shape->flavour == BROKEN && position % 7 == 0) {
+      k->scales[position] = quire_float_of(0x7fc00000u);
+    }
+    if (shape->flavour == BROKEN && position % 11 == 0) {
+      k->codes[(int64_t)position * 128 + 77] = 0x7f;
+    }
+  }
+  cuda_keys_spread(&rng, k, &s->part, shape->page_tokens, test_between(&rng, 0, length), shape->first);
+}
+
+static void rows_make(struct selection *s) {
+  const struct shape *shape = &s->shape;
+  int64_t values = (int64_t)shape->rows * shape->heads;
+  for (int32_t r = 0; r < shape->rows; r++) {
+    s->source_of[r] = shape->sources * r / shape->rows;
+    int32_t end = s->keys[s->source_of[r]].length;
+    s->limit[r] = r % 3 == 0 ? end : test_between(&rng, 0, end);
+    s->limit_max = s->limit[r] > s->limit_max ? s->limit[r] : s->limit_max;
+  }
+  s->q = test_alloc(values * 128 * 4);
+  s->w = test_alloc(values * 4);
+  s->q_codes = test_alloc(values * 128);
+  s->q_scales = test_alloc(values * 4);
+  test_fill(&rng, s->q, values * 128, 1.0f);
+  test_fill(&rng, s->w, values, 0.1f);
+  bool positive = shape->flavour == PLATEAU || shape->flavour == RISING || shape->flavour == FALLING;
+  for (int64_t i = 0; i < values * 128 && positive; i++) {
+    s->q[i] = s->q[i] < 0 ? -s->q[i] : s->q[i];
+  }
+  for (int64_t i = 0; i < values && positive; i++) {
+    s->w[i] = s->w[i] < 0 ? -s->w[i] : s->w[i];
+  }
+  for (int64_t i = 0; i < values; i++) {
+    s->q_scales[i] = oracle_quantise(s->q + i * 128, 128, shape->any_scale, s->q_codes + i * 128);
+  }
+}
+
+static void selection_make(struct selection *s, const struct shape *shape) {
+  struct quire_kv_source sources[SOURCES_MAX];
+  memset(s, 0, sizeof *s);
+  s->shape = *shape;
+  s->part = test_part(QUIRE_PART_INDEX_KEY, QUIRE_KV_FP8, shape->page_tokens);
+  for (int32_t i = 0; i < shape->sources; i++) {
+    keys_make(s, &s->keys[i], i == 0 ? shape->length : test_between(&rng, 1, shape->length));
+    sources[i] = s->keys[i].source;
+  }
+  rows_make(s);
+  s->device_sources = cuda_copy_of(sources, shape->sources * (int64_t)sizeof *sources);
+  s->device_source_of = cuda_copy_of(s->source_of, shape->rows * 4);
+  s->device_limit = cuda_copy_of(s->limit, shape->rows * 4);
+  s->device_q = cuda_copy_of(s->q, (int64_t)shape->rows * shape->heads * 128 * 4);
+  s->device_w = cuda_copy_of(s->w, (int64_t)shape->rows * shape->heads * 4);
+}
+
+static void selection_free(struct selection *s) {
+  for (int32_t i = 0; i < s->shape.sources; i++) {
+    cuda_keys_free(&s->keys[i]);
+  }
+  CUDA_CHECK(cudaFree(s->device_sources));
+  CUDA_CHECK(cudaFree(s->device_source_of));
+  CUDA_CHECK(cudaFree(s->device_limit));
+  CUDA_CHECK(cudaFree(s->device_q));
+  CUDA_CHECK(cudaFree(s->device_w));
+  free(s->q);
+  free(s->w);
+  free(s->q_codes);
+  free(s->q_scales);
+  free(s->scores);
+}
+
+/* How it is run. */
+struct way {
+  int32_t source_rows;
+  int32_t pieces;
+  int32_t batch; /* rows of a launch */
+};
+
+/* Device arrays of all rows: indices and counts, or scores. */
+struct outputs {
+  int32_t *indices, *counts;
+  float *scores;
+};
+
+/* Rows [row, row + m) by one launch. */
+static void launch(const struct selection *s, struct way way, int32_t row, int32_t m, struct outputs to) {
+  const struct shape *shape = &s->shape;
+  int64_t bytes = quire_cuda_select_scratch_bytes(shape->heads, shape->topk, m, way.pieces);
+  void *scratch = cuda_poisoned(bytes);
+  int64_t values = (int64_t)row * shape->heads;
+  struct quire_cuda_select select = {
+      .op = {.rows = {.sources = s->device_sources,
+                      .source_of = (const int32_t *)s->device_source_of + row,
+                      .limit = (const int32_t *)s->device_limit + row,
+                      .m = m,
+                      .first = shape->first},
+             .part = s->part,
+             .q = (const float *)s->device_q + values * 128,
+             .w = (const float *)s->device_w + values,
+             .indices_out = to.indices + (int64_t)row * shape->topk,
+             .counts_out = to.counts + row,
+             .scratch = scratch,
+             .format = QUIRE_KV_FP8,
+             .any_scale = shape->any_scale,
+             .heads = shape->heads,
+             .topk = shape->topk,
+             .limit_max = s->limit_max},
+      .multiprocessors = way.pieces,
+      .source_rows = way.source_rows,
+      .scores_out = to.scores != NULL ? to.scores + (int64_t)row * s->limit_max : NULL,
+      .scores_ld = s->limit_max,
+  };
+  assert_int_equal(quire_cuda_select(NULL, &select), QUIRE_OK);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  CUDA_CHECK(cudaFree(scratch));
+}
+
+static bool row_scores(const struct selection *s, int32_t row) {
+  return s->limit[row] - s->shape.first > s->shape.topk;
+}
+
+/* The scores of all rows that score, from the device; checked to be the same bits whichever way. */
+static void scores_take(struct selection *s, struct way way) {
+  int64_t count = (int64_t)s->shape.rows * s->limit_max;
+  float *device = cuda_poisoned(count * 4);
+  for (int32_t row = 0; row < s->shape.rows; row += way.batch) {
+    launch(s, way, row, s->shape.rows - row < way.batch ? s->shape.rows - row : way.batch,
+           (struct outputs){.scores = device});
+  }
+  float *scores = cuda_host_of(device, count * 4);
+  CUDA_CHECK(cudaFree(device));
+  if (s->scores == NULL) {
+    s->scores = scores;
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) {
+    if (quire_bits_of(scores[i]) != quire_bits_of(s->scores[i])) {
+      fail_msg("score %lld of row %lld is %a, tiled by %d in %d pieces and batches of %d %a",
+               (long long)(i % s->limit_max), (long long)(i / s->limit_max), (double)s->scores[i], way.source_rows,
+               way.pieces, way.batch, (double)scores[i]);
+    }
+  }
+  free(scores);
+}
+
+struct scored {
+  float score;
+  int32_t position;
+};
+
+static int by_rank(const void *a, const void *b) {
+  const struct scored *x = a;
+  const struct scored *y = b;
+  if (x->score != y->score) {
+    return x->score > y->score ? -1 : 1;
+  }
+  return x->position - y->position;
+}
+
+static int by_position(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
+
+/* The list of a row by sorting the device's scores; returns its length. */
+static int32_t oracle_list(const struct selection *s, int32_t row, int32_t *want) {
+  const struct shape *shape = &s->shape;
+  int32_t visible = s->limit[row] - shape->first;
+  int32_t n = visible > 0 ? visible : 0;
+  int32_t count = n < shape->topk ? n : shape->topk;
+  struct scored *all = test_alloc((int64_t)n * (int64_t)sizeof *all);
+  for (int32_t i = 0; i < n; i++) {
+    float score = row_scores(s, row) ? s->scores[(int64_t)row * s->limit_max + shape->first + i] : 0.0f;
+    all[i].position = shape->first + i;
+    all[i].score = score != score ? -quire_float_of(QUIRE_INF_BITS) : score;
+  }
+  qsort(all, (size_t)n, sizeof *all, by_rank);
+  for (int32_t i = 0; i < shape->topk; i++) {
+    want[i] = i < count ? all[i].position : -1;
+  }
+  qsort(want, (size_t)count, sizeof *want, by_position);
+  free(all);
+  return count;
+}
+
+static void lists_check(const struct selection *s, struct way way, const int32_t *want, const int32_t *want_count) {
+  const struct shape *shape = &s->shape;
+  int64_t entries = (int64_t)shape->rows * shape->topk;
+  int32_t *device = cuda_poisoned(entries * 4);
+  int32_t *device_counts = cuda_poisoned(shape->rows * 4);
+  CUDA_CHECK(cudaMemset(device, 0x5a, (size_t)entries * 4));
+  for (int32_t row = 0; row < shape->rows; row += way.batch) {
+    launch(s, way, row, shape->rows - row < way.batch ? shape->rows - row : way.batch,
+           (struct outputs){.indices = device, .counts = device_counts});
+  }
+  int32_t *got = cuda_host_of(device, entries * 4);
+  int32_t *counts = cuda_host_of(device_counts, shape->rows * 4);
+  for (int64_t i = 0; i < entries; i++) {
+    if (got[i] != want[i] || counts[i / shape->topk] != want_count[i / shape->topk]) {
+      fail_msg("flavour %d, row %lld of %d (limit %d), entry %lld of %d is %d, the oracle says %d; tiled by %d in %d "
+               "pieces and batches of %d",
+               (int)shape->flavour, (long long)(i / shape->topk), counts[i / shape->topk], s->limit[i / shape->topk],
+               (long long)(i % shape->topk), want_count[i / shape->topk], got[i], want[i], way.source_rows, way.pieces,
+               way.batch);
+    }
+  }
+  free(got);
+  free(counts);
+  CUDA_CHECK(cudaFree(device));
+  CUDA_CHECK(cudaFree(device_counts));
+}
+
+/* --- the arithmetic of a tensor core (arithmetic.md 13) --- */
+
+/* |x| = significand * 2^(exponent - 3). */
+static int e4m3_exponent(uint8_t x) { return (x >> 3 & 15) != 0 ? (x >> 3 & 15) - 7 : -6; }
+static int64_t e4m3_significand(uint8_t x) { return (x & 7) + ((x >> 3 & 15) != 0 ? 8 : 0); }
+
+/* The integer part of value * 2^shift, towards zero. */
+static int64_t shifted(int64_t value, int shift) {
+  int64_t magnitude = value < 0 ? -value : value;
+  magnitude = shift >= 0 ? magnitude << shift : shift < -62 ? 0 : magnitude >> -shift;
+  return value < 0 ? -magnitude : magnitude;
+}
+
+/* integer * 2^exponent, cut off behind 13 bits of the mantissa. */
+static float cut13(int64_t integer, int exponent) {
+  int64_t magnitude = integer < 0 ? -integer : integer;
+  while (magnitude >= 1 << 14) {
+    magnitude >>= 1;
+    exponent++;
+  }
+  float value = (float)magnitude * quire_float_of((uint32_t)(exponent + 127) << 23);
+  return integer < 0 ? -value : value;
+}
+
+/* sum + a . b over 32 values. */
+static float oracle_step(float sum, const uint8_t *a, const uint8_t *b) {
+  int largest = -1000;
+  int sum_exponent = (int)(quire_bits_of(sum) >> 23 & 255) - 127;
+  int64_t sum_significand = (quire_bits_of(sum) & 0x7fffff) | 0x800000;
+  if (sum != 0.0f) {
+    largest = sum_exponent;
+  }
+  for (int i = 0; i < 32; i++) {
+    int exponent = e4m3_exponent(a[i]) + e4m3_exponent(b[i]);
+    if (e4m3_significand(a[i]) * e4m3_significand(b[i]) != 0 && exponent > largest) {
+      largest = exponent;
+    }
+  }
+  if (largest == -1000) {
+    return 0.0f;
+  }
+  int64_t total =
+      sum != 0.0f ? shifted(sum < 0 ? -sum_significand : sum_significand, sum_exponent - 23 - largest + 13) : 0;
+  for (int i = 0; i < 32; i++) {
+    int64_t product = e4m3_significand(a[i]) * e4m3_significand(b[i]);
+    int exponent = e4m3_exponent(a[i]) + e4m3_exponent(b[i]) - 6;
+    total += shifted(((a[i] ^ b[i]) & 0x80) != 0 ? -product : product, exponent - largest + 13);
+  }
+  return cut13(total, largest - 13);
+}
+
+static float oracle_products(const uint8_t *a, const uint8_t *b) {
+  float sum = 0.0f;
+  for (int i = 0; i < 128; i++) {
+    if ((a[i] & 0x7f) == 0x7f || (b[i] & 0x7f) == 0x7f) {
+      return quire_float_of(0x7fc00000u);
+    }
+  }
+  for (int i = 0; i < 128; i += 32) {
+    sum = oracle_step(sum, a + i, b + i);
+  }
+  return sum;
+}
+
+static double magnitude_of(double x) { return x < 0 ? -x : x; }
+
+/* In f64, and the largest of the terms and of the sums after 32, 64, 96, 128 of them. */
+static double exact_products(const uint8_t *a, const uint8_t *b, double *largest_out) {
+  double sum = 0.0;
+  double largest = 0.0;
+  for (int i = 0; i < 128; i++) {
+    double product = (double)quire_e4m3_widen(a[i]) * (double)quire_e4m3_widen(b[i]);
+    sum += product;
+    largest = magnitude_of(product) > largest ? magnitude_of(product) : largest;
+    largest = i % 32 == 31 && magnitude_of(sum) > largest ? magnitude_of(sum) : largest;
+  }
+  *largest_out = largest;
+  return sum;
+}
+
+/* One score: bit for bit, and against f64 within the bound of 33 terms cut off four times at 2^-13 of the largest, four
+ * results cut off at 2^-13 of themselves, and f32 sums. */
+static void score_check(const struct selection *s, int32_t row, int32_t position) {
+  const struct shape *shape = &s->shape;
+  const struct cuda_keys *k = &s->keys[s->source_of[row]];
+  float got = s->scores[(int64_t)row * s->limit_max + position];
+  float lane[4] = {0};
+  double exact = 0.0;
+  double bound = 0.0;
+  for (int64_t h = 0; h < shape->heads; h++) {
+    const uint8_t *q = s->q_codes + ((int64_t)row * shape->heads + h) * 128;
+    const uint8_t *key = k->codes + (int64_t)position * 128;
+    float w = s->w[(int64_t)row * shape->heads + h] * s->q_scales[(int64_t)row * shape->heads + h];
+    float product = oracle_products(q, key);
+    double largest;
+    double exact_product = exact_products(q, key, &largest);
+    lane[h % 8 / 2] = __builtin_fmaf(w, 0.0f > product ? 0.0f : product, lane[h % 8 / 2]);
+    exact += (double)w * (0.0 > exact_product ? 0.0 : exact_product);
+    bound += magnitude_of((double)w) * largest * (137 * 0x1p-13 + 64 * 0x1p-24);
+  }
+  float want = k->scales[position] * ((lane[0] + lane[1]) + (lane[2] + lane[3]));
+  exact *= (double)k->scales[position];
+  bound *= (double)k->scales[position];
+  if (!test_same(got, want) && !(got == 0.0f && want == 0.0f)) {
+    fail_msg("row %d, position %d: score %a, the oracle says %a", row, position, (double)got, (double)want);
+  }
+  if (want == want && !(magnitude_of((double)got - exact) <= bound)) {
+    fail_msg("row %d, position %d: score %a, in f64 %a, bound %a", row, position, (double)got, exact, bound);
+  }
+}
+
+static void scores_check(const struct selection *s, int32_t row) {
+  for (int32_t position = s->shape.first; position < s->limit[row]; position++) {
+    score_check(s, row, position);
+  }
+}
+
+static void check_shape(const struct shape *shape) {
+  static const struct way ways[] = {{4, 132, 1 << 20}, {1, 132, 1 << 20}, {2, 7, 5}, {8, 1, 1 << 20}, {3, 31, 3}};
+  struct selection s;
+  selection_make(&s, shape);
+  int32_t *want = test_alloc((int64_t)shape->rows * shape->topk * 4);
+  int32_t want_count[ROWS_MAX];
+  for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+    scores_take(&s, ways[i]);
+  }
+  for (int32_t row = 0; row < shape->rows; row++) {
+    want_count[row] = oracle_list(&s, row, want + (int64_t)row * shape->topk);
+    if (row < shape->checked && row_scores(&s, row)) {
+      scores_check(&s, row);
+    }
+  }
+  for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+    lists_check(&s, ways[i], want, want_count);
+  }
+  free(want);
+  selection_free(&s);
+}
+
+static void test_flavours(void **state) {
+  (void)state;
+  for (int flavour = 0; flavour < FLAVOURS; flavour++) {
+    for (int heads = 32; heads <= 64; heads *= 2) {
+      check_shape(&(struct shape){.flavour = (enum flavour)flavour,
+                                  .rows = 13,
+                                  .sources = 3,
+                                  .length = 2000,
+                                  .heads = heads,
+                                  .topk = 256,
+                                  .page_tokens = 64,
+                                  .checked = 2});
+    }
+  }
+}
+
+static void test_random_shapes(void **state) {
+  (void)state;
+  for (int i = 0; i < 30; i++) {
+    int32_t rows = test_between(&rng, 1, i % 4 == 0 ? ROWS_MAX : 10);
+    check_shape(&(struct shape){.flavour = (enum flavour)test_between(&rng, 0, FLAVOURS - 1),
+                                .any_scale = test_between(&rng, 0, 2) == 0,
+                                .rows = rows,
+                                .sources = test_between(&rng, 1, rows < SOURCES_MAX ? rows : SOURCES_MAX),
+                                .length = test_between(&rng, 2, 1500),
+                                .heads = test_between(&rng, 1, 64),
+                                .topk = test_between(&rng, 1, 400),
+                                .first = test_between(&rng, 0, 1),
+                                .page_tokens = i % 3 == 0 ? 16 : 64,
+                                .checked = 1});
+  }
+}
+
+/* Lists that are cut many times, and bitmaps of more than one window. */
+static void test_long(void **state) {
+  (void)state;
+  for (int flavour = 0; flavour < FLAVOURS; flavour++) {
+    check_shape(&(struct shape){.flavour = (enum flavour)flavour,
+                                .rows = 6,
+                                .sources = 2,
+                                .length = flavour == PLAIN ? 150000 : 50000 + test_between(&rng, 0, 3000),
+                                .heads = flavour == PLAIN ? 64 : 3,
+                                .topk = 2048,
+                                .page_tokens = 64});
+  }
+}
+
+static void test_empty(void **state) {
+  (void)state;
+  check_shape(&(struct shape){.rows = 5, .sources = 5, .length = 3, .heads = 64, .topk = 2048, .page_tokens = 64});
+  struct quire_cuda_select none = {.op = {.heads = 64, .topk = 2048, .format = QUIRE_KV_FP8}, .multiprocessors = 132};
+  none.op.part.kind = QUIRE_PART_INDEX_KEY;
+  assert_int_equal(quire_cuda_select(NULL, &none), QUIRE_OK);
+}
+
+static void test_refused(void **state) {
+  (void)state;
+  const char *why = NULL;
+  struct quire_select op = {.heads = 64, .topk = 2048, .format = QUIRE_KV_FP8};
+  assert_true(quire_cuda_select_can(&op, &why));
+  op.heads = 65;
+  assert_false(quire_cuda_select_can(&op, &why));
+  assert_non_null(why);
+  op.heads = 64;
+  op.format = QUIRE_KV_F32;
+  assert_false(quire_cuda_select_can(&op, &why));
+  op.format = QUIRE_KV_BF16;
+  op.topk = 2049;
+  assert_false(quire_cuda_select_can(&op, NULL));
+}
+
+static int setup(void **state) {
+  (void)state;
+  rng.state = test_seed("cuda_select");
+  return 0;
+}
+
+/* An argument: the tests to run, as a pattern. */
+int main(int argc, char **argv) {
+  cuda_case_device();
+  if (argc > 1) {
+    cmocka_set_test_filter(argv[1]);
+  }
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_flavours), cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_long),
+      cmocka_unit_test(test_empty),    cmocka_unit_test(test_refused),
+  };
+  return cmocka_run_group_tests(tests, setup, NULL);
+}
