@@ -10,6 +10,7 @@ static const struct bench_entry entries[] = {
     {"gemm", "matrix product at the shapes of quire-mini and DeepSeek-V3.2 against oneDNN and a cold read", false,
      bench_gemm},
     {"topk", "2,048 best of 128K scores against a maximum pass", false, bench_topk},
+    {"sample", "drawing a token from a row of logits against reading it", false, bench_sample},
     {"attention", "sparse attention of DeepSeek-V3.2 and GLM-5 against the dot product from registers", false,
      bench_attention},
     {"indexer", "scores and top-k of both models over a long context", false, bench_indexer},

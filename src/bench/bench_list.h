@@ -11,6 +11,7 @@ extern "C" {
 
 enum quire_status bench_gemm(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_topk(struct bench *bench, struct quire_error *error_out);
+enum quire_status bench_sample(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_attention(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_indexer(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_layer(struct bench *bench, struct quire_error *error_out);

@@ -94,6 +94,7 @@ static void print_memory(const struct quire_engine_config *config, const struct 
   printf("                %12lld gather scratch\n", (long long)rank->view.gather);
   printf("                %12lld selection lists and scratch\n", (long long)rank->view.scratch);
   printf("                %12lld activations and logits\n", (long long)rank->forward);
+  printf("                %12lld sampling\n", (long long)rank->sampling);
   printf("  the worker    %12lld RoPE table\n", (long long)memory->rope);
   printf("                %12lld page states, prefix tree, page tables\n", (long long)memory->brain);
   printf("                %12lld requests: tokens, queues, events\n", (long long)memory->controller);

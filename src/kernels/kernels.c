@@ -10,6 +10,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/moe.h"
 #include "kernels/cpu/operations.h"
+#include "kernels/cpu/sample.h"
 #include "kernels/cpu/select.h"
 #include "kernels/number.h"
 
@@ -35,8 +36,9 @@ static const struct quire_kernels avx512_kernels = {
     .attend = quire_attend_avx512,
     .route = quire_route_cpu,
     .moe = quire_moe_avx512,
-    .sample = quire_sample_cpu,
-    .score = quire_score_cpu,
+    .count = quire_count_cpu,
+    .sample = quire_sample_avx512,
+    .score = quire_score_avx512,
     .finite = quire_finite_cpu,
 };
 
@@ -59,8 +61,9 @@ static const struct quire_kernels portable_kernels = {
     .attend = quire_attend_portable,
     .route = quire_route_cpu,
     .moe = quire_moe_portable,
-    .sample = quire_sample_cpu,
-    .score = quire_score_cpu,
+    .count = quire_count_cpu,
+    .sample = quire_sample_portable,
+    .score = quire_score_portable,
     .finite = quire_finite_cpu,
 };
 

@@ -245,24 +245,63 @@ struct quire_moe {
   int64_t x_ld, residual_ld;
 };
 
-/* token = argmax(log p + Gumbel(seed, position)) over what temperature, top-k and top-p leave (arithmetic.md 12). */
+/* How often tokens occur in a request's list (step_plan.h), a u16 for each id of the vocabulary. */
+#define QUIRE_COUNT_PROMPT 0x8000u /* it occurs in the prompt */
+#define QUIRE_COUNT_MAX 0x7fffu    /* times in the answer; more count as many */
+
+/* Adds the tokens of positions [begin, end) to one request's counts; those before prompt_end are prompt. */
+struct quire_count_job {
+  uint16_t *counts;      /* [vocab] */
+  const int32_t *tokens; /* [end - begin] */
+  int32_t begin, end, prompt_end;
+  bool reset; /* the counts are cleared first */
+};
+
+struct quire_count {
+  const struct quire_count_job *jobs; /* [m], each with counts of its own */
+  int32_t m, vocab;
+};
+
+/* How one row draws: struct quire_sampling lowered. Pointers are device memory. */
+struct quire_draw {
+  uint64_t seed;
+  int32_t position; /* of the token to be drawn */
+  float temperature;
+  float top_p;
+  float min_p;
+  int32_t top_k; /* 0: off */
+  float presence_penalty;
+  float frequency_penalty;
+  float repetition_penalty;      /* > 0 */
+  const uint16_t *counts;        /* [vocab], quire_count's; NULL: no penalties */
+  const int32_t *extra;          /* [extra_count] tokens of the answer that counts does not know yet (drafts) */
+  const struct quire_bias *bias; /* [bias_count] */
+  struct quire_top *tops_out;    /* [top_count] likeliest tokens of the full softmax, likeliest first; then {-1, 0} */
+  int32_t extra_count, bias_count, top_count;
+  bool logprob; /* keep the log-probability of the drawn token */
+};
+
+/* token = argmax(log p + Gumbel(seed, position)) over what penalties, bias, temperature, top-k, top-p and min-p leave
+ * (arithmetic.md 12). */
 struct quire_sample {
-  const float *logits;                   /* [m, vocab] */
-  const struct quire_sampling *sampling; /* [m] */
-  const int32_t *positions;              /* [m] position of the token to be drawn */
-  int32_t *tokens_out;                   /* [m] */
-  float *logprobs_out;                   /* [m] of the drawn token under the full softmax; NULL: not wanted */
-  uint8_t *scratch;                      /* quire_sample_scratch_bytes */
+  const float *logits;            /* [m, vocab] */
+  const struct quire_draw *draws; /* [m] */
+  int32_t *tokens_out;            /* [m] */
+  float *logprobs_out; /* [m] of the drawn token under the full softmax of logits; 0 where it is not wanted */
+  uint8_t *scratch;    /* quire_sample_scratch_bytes */
   int32_t m, vocab;
   int64_t logits_ld;
 };
 
-/* Evaluation (arithmetic.md 12): log softmax of a given token and the argmax (ties to the lower id) of each row. */
+/* Evaluation and prompt log-probabilities (arithmetic.md 12): log softmax of a given token, the argmax (ties to the lower
+ * id) and the likeliest tokens of each row. */
 struct quire_score {
-  const float *logits;    /* [m, vocab] */
-  const int32_t *targets; /* [m]; -1: no target, logprob 0 */
-  float *logprobs_out;    /* [m] */
-  int32_t *argmax_out;    /* [m] */
+  const float *logits;         /* [m, vocab] */
+  const int32_t *targets;      /* [m]; -1: no target, logprob 0 */
+  float *logprobs_out;         /* [m] */
+  int32_t *argmax_out;         /* [m] */
+  const int32_t *top_counts;   /* [m]; NULL: none wanted */
+  struct quire_top **tops_out; /* [m], each [top_counts[i]]: as of quire_draw */
   int32_t m, vocab;
   int64_t logits_ld;
 };
@@ -295,6 +334,7 @@ struct quire_kernels {
   void (*attend)(struct quire_stream *, struct quire_attend);
   void (*route)(struct quire_stream *, struct quire_route);
   void (*moe)(struct quire_stream *, struct quire_moe);
+  void (*count)(struct quire_stream *, struct quire_count);
   void (*sample)(struct quire_stream *, struct quire_sample);
   void (*score)(struct quire_stream *, struct quire_score);
   void (*finite)(struct quire_stream *, struct quire_finite);

@@ -70,6 +70,7 @@ struct quire_sampling {
   float frequency_penalty;  /* [-2, 2] 0: off. Taken once for each time it was drawn */
   float repetition_penalty; /* (0, 10] 1: off (so is 0 here; a front end refuses a 0 that was asked for). Divides the
                                logit of every token of prompt and answer where it is positive, else multiplies it */
+  bool logprobs;            /* false. Report the log-probability of each drawn token; costs a pass over the row */
   int32_t top_logprobs;     /* [0, 20] 0. So many likeliest tokens reported beside each drawn one, likeliest first */
   uint64_t seed;            /* any; a front end draws one where none is given, and adds i for choice i of n */
   const struct quire_bias *bias; /* [bias_count] each token in the vocabulary, each value in [-100, 100]; an id given

@@ -23,7 +23,7 @@ extern "C" {
 
 struct quire_step_result {
   int32_t token;     /* drawn, or QUIRE_TOKEN_ABSENT */
-  float logprob;     /* of the drawn token under the full softmax (sampling.h) */
+  float logprob;     /* of the drawn token under the full softmax (sampling.h), where the plan asks for it; else 0 */
   int32_t nonfinite; /* 1: a row of this entry was not finite when it was put, or its logits when it was drawn from */
 };
 

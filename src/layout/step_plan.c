@@ -84,7 +84,7 @@ static void list_range(const struct quire_step_entry *entry, const struct quire_
   bool whole = record->repetition_penalty != 1.0f;
   int32_t known = entry->begin + 1 > draw->prompt_end ? entry->begin + 1 : draw->prompt_end;
   int32_t end = entry->kind == QUIRE_ENTRY_PREFILL || known > entry->end ? entry->end : known;
-  record->list_reset = draw->listed < 0;
+  record->flags |= draw->listed < 0 ? QUIRE_SAMPLING_LIST_RESET : 0;
   record->list_begin = draw->listed >= 0 ? draw->listed : whole ? 0 : draw->prompt_end;
   record->list_end = end > record->list_begin ? end : record->list_begin;
 }
@@ -103,6 +103,7 @@ static struct quire_step_sampling record_of(const struct quire_step_entry *entry
       .frequency_penalty = s->frequency_penalty,
       .repetition_penalty = s->repetition_penalty != 0.0f ? s->repetition_penalty : 1.0f,
       .prompt_end = draw->prompt_end,
+      .flags = draws && (s->logprobs || s->top_logprobs > 0) ? QUIRE_SAMPLING_LOGPROB : 0,
       .bias_count = draws ? s->bias_count + draw->ban_count : 0,
       .top_count = draws ? s->top_logprobs : 0,
       .row_top_count = scores && s->prompt_logprobs ? s->prompt_top_logprobs : 0,
@@ -287,7 +288,8 @@ static const char *sampling_fault(const struct quire_step_plan *plan, const stru
     return "sampling parameters out of bounds";
   }
   bool draws_from_list = (e->flags & QUIRE_ENTRY_SAMPLE) != 0 && quire_step_sampling_penalises(s);
-  if (s->prompt_end < 0 || s->list_begin < 0 || s->list_end < s->list_begin || (s->list_reset & ~1) != 0 ||
+  if (s->prompt_end < 0 || s->list_begin < 0 || s->list_end < s->list_begin ||
+      (s->flags & ~(QUIRE_SAMPLING_LIST_RESET | QUIRE_SAMPLING_LOGPROB)) != 0 ||
       !inside(s->list_first, s->list_end - s->list_begin, plan->list_count) ||
       (s->list_end > s->list_begin && (s->list_end > e->end || !quire_step_sampling_penalises(s))) ||
       (draws_from_list && s->list_end < first_token_position(e))) {

@@ -24,7 +24,7 @@
  *
  * Sending counts instead would send as many numbers as the list has different tokens, with every row: a long prompt has
  * tens of thousands. Sent once and appended to, it is one token a step. Counts are integers, so it does not matter in
- * which pieces they came; a request that begins, resumes or arrives from elsewhere sends its list anew (list_reset), so
+ * which pieces they came; a request that begins, resumes or arrives from elsewhere sends its list anew (QUIRE_SAMPLING_LIST_RESET), so
  * nothing of a rank outlives or travels. Rows that speculate count tokens that are not in the list yet: they are taken
  * from the entry, and the slot never has to forget one.
  *
@@ -73,6 +73,11 @@ struct quire_step_entry {
   int32_t sampling;     /* samplings[sampling], or -1 */
 };
 
+enum quire_sampling_flags {
+  QUIRE_SAMPLING_LIST_RESET = 1, /* the slot forgets what it counted */
+  QUIRE_SAMPLING_LOGPROB = 2,    /* keep the log-probability of the drawn token */
+};
+
 /* How one entry draws: struct quire_sampling (sampling.h) without pointers, and where its lists lie. */
 struct quire_step_sampling {
   uint64_t seed;
@@ -84,7 +89,7 @@ struct quire_step_sampling {
   float frequency_penalty;
   float repetition_penalty; /* > 0; 1: off */
   int32_t prompt_end;       /* positions before are prompt, those from here on answer */
-  int32_t list_reset;       /* 1: the slot forgets what it counted */
+  int32_t flags;            /* enum quire_sampling_flags */
   int32_t list_begin,
       list_end; /* lists[list_first + i] is the token of position list_begin + i, counted in this step */
   int32_t list_first;

@@ -1,7 +1,5 @@
 #include "step/rank.h"
 
-#include <string.h>
-
 #include "base/assert.h"
 
 struct quire_view_config quire_rank_view_config(const struct quire_step_config *config, int32_t rank) {
@@ -67,6 +65,7 @@ struct quire_step_memory quire_rank_bytes(const struct quire_step_config *config
       .forward = quire_forward_bytes(&forward),
       .shared =
           (int64_t)config->request_pages_max * config->geometry.page_tokens * QUIRE_ROPE_DIM * (int64_t)sizeof(float),
+      .sampling = quire_sampler_bytes(config),
   };
   return memory;
 }
@@ -84,27 +83,6 @@ enum quire_status quire_rank_bank_create(const struct quire_env *env, const stru
     *bank_out = NULL;
   }
   return status;
-}
-
-static size_t list_length(const struct quire_step_config *config) {
-  int32_t n = config->limits.entries_max > config->logits_max ? config->limits.entries_max : config->logits_max;
-  return (size_t)n;
-}
-
-static bool create_lists(struct quire_rank *r) {
-  size_t n = list_length(&r->config);
-  r->ack = quire_env_zalloc(r->env, 1, (size_t)quire_step_ack_bytes(&r->config.limits));
-  r->rows = quire_env_zalloc(r->env, n, sizeof *r->rows);
-  r->positions = quire_env_zalloc(r->env, n, sizeof *r->positions);
-  r->tokens = quire_env_zalloc(r->env, n, sizeof *r->tokens);
-  r->owners = quire_env_zalloc(r->env, n, sizeof *r->owners);
-  r->nonfinite = quire_env_zalloc(r->env, n, sizeof *r->nonfinite);
-  r->logprobs = quire_env_zalloc(r->env, n, sizeof *r->logprobs);
-  r->sampling = quire_env_zalloc(r->env, n, sizeof *r->sampling);
-  int64_t scratch = quire_sample_scratch_bytes(r->config.model->vocab, r->config.threads_per_rank);
-  r->sample_scratch = quire_env_zalloc(r->env, 1, (size_t)scratch);
-  return r->ack != NULL && r->rows != NULL && r->positions != NULL && r->tokens != NULL && r->owners != NULL &&
-         r->nonfinite != NULL && r->logprobs != NULL && r->sampling != NULL && r->sample_scratch != NULL;
 }
 
 static enum quire_status create_parts(struct quire_rank *r, const struct quire_rank_shared *shared,
@@ -171,8 +149,14 @@ enum quire_status quire_rank_create(const struct quire_env *env, const struct qu
   r->rank = rank;
   r->collective = shared->collective;
   enum quire_status status = create_parts(r, shared, error_out);
-  if (status == QUIRE_OK && !create_lists(r)) {
-    status = quire_error_set(error_out, QUIRE_ERR_MEMORY, "rank", "no memory for the lists of rank %d", rank);
+  if (status == QUIRE_OK) {
+    status = quire_sampler_create(env, &r->config, &r->sampler, error_out);
+  }
+  if (status == QUIRE_OK) {
+    r->ack = quire_env_zalloc(env, 1, (size_t)quire_step_ack_bytes(&config->limits));
+    status = r->ack != NULL
+                 ? QUIRE_OK
+                 : quire_error_set(error_out, QUIRE_ERR_MEMORY, "rank", "no memory for the answers of rank %d", rank);
   }
   if (status != QUIRE_OK) {
     quire_rank_destroy(r);
@@ -186,25 +170,11 @@ void quire_rank_destroy(struct quire_rank *r) {
   if (r == NULL) {
     return;
   }
-  size_t n = list_length(&r->config);
+  quire_sampler_destroy(r->sampler);
   quire_forward_destroy(r->forward);
   quire_view_destroy(r->view);
   quire_env_free(r->env, r->ack, 1, (size_t)quire_step_ack_bytes(&r->config.limits));
-  quire_env_free(r->env, r->rows, n, sizeof *r->rows);
-  quire_env_free(r->env, r->positions, n, sizeof *r->positions);
-  quire_env_free(r->env, r->tokens, n, sizeof *r->tokens);
-  quire_env_free(r->env, r->owners, n, sizeof *r->owners);
-  quire_env_free(r->env, r->nonfinite, n, sizeof *r->nonfinite);
-  quire_env_free(r->env, r->logprobs, n, sizeof *r->logprobs);
-  quire_env_free(r->env, r->sampling, n, sizeof *r->sampling);
-  int64_t scratch = quire_sample_scratch_bytes(r->config.model->vocab, r->config.threads_per_rank);
-  quire_env_free(r->env, r->sample_scratch, 1, (size_t)scratch);
   quire_env_free(r->env, r, 1, sizeof *r);
-}
-
-/* Index of a position's token in the plan. */
-static int32_t token_index(const struct quire_step_entry *entry, int32_t position) {
-  return entry->token_first + position - (entry->begin > 0 ? entry->begin - 1 : 0);
 }
 
 /* Keeps the hidden state of the last row of every entry that this rank computed. */
@@ -215,108 +185,6 @@ static void keep_carries(struct quire_rank *r, const struct quire_step_plan *pla
     if (batch->positions[i] == entry->end - 1) {
       quire_forward_carry(r->forward, i, entry->request);
     }
-  }
-}
-
-static void draw_block(struct quire_rank *r, int32_t count) {
-  const float *logits = quire_forward_logits(r->forward, r->rows, count, false);
-  struct quire_sample sample = {
-      .logits = logits,
-      .sampling = r->sampling,
-      .positions = r->positions,
-      .tokens_out = r->tokens,
-      .logprobs_out = r->logprobs,
-      .scratch = r->sample_scratch,
-      .m = count,
-      .vocab = r->config.model->vocab,
-      .logits_ld = r->config.model->vocab,
-  };
-  struct quire_finite finite = {logits, r->nonfinite, count, r->config.model->vocab, r->config.model->vocab};
-  memset(r->nonfinite, 0, (size_t)count * sizeof *r->nonfinite);
-  r->config.kernels->finite(r->stream, finite);
-  r->config.kernels->sample(r->stream, sample);
-  quire_event_sync(quire_stream_record(r->stream));
-  for (int32_t i = 0; i < count; i++) {
-    struct quire_step_result *result = quire_step_ack_results(r->ack) + r->owners[i];
-    result->token = r->tokens[i];
-    result->logprob = r->logprobs[i];
-    result->nonfinite |= r->nonfinite[i];
-  }
-}
-
-/* Draws the token after the last row of the entries that ask for one. */
-static void draw(struct quire_rank *r, const struct quire_step_plan *plan) {
-  const struct quire_view_batch *batch = quire_view_target_batch(r->view);
-  int32_t count = 0;
-  for (int32_t i = 0; i < batch->puts; i++) {
-    const struct quire_step_entry *entry = quire_step_plan_entries(plan) + batch->entries[i];
-    if ((entry->flags & QUIRE_ENTRY_SAMPLE) == 0 || batch->positions[i] != entry->end - 1) {
-      continue;
-    }
-    r->rows[count] = i;
-    r->positions[count] = entry->end;
-    r->owners[count] = batch->entries[i];
-    const struct quire_step_sampling *s = quire_step_entry_sampling(plan, &r->config.limits, entry);
-    r->sampling[count] =
-        (struct quire_sampling){.temperature = s->temperature, .top_p = s->top_p, .top_k = s->top_k, .seed = s->seed};
-    count++;
-    if (count == r->config.logits_max) {
-      draw_block(r, count);
-      count = 0;
-    }
-  }
-  if (count > 0) {
-    draw_block(r, count);
-  }
-}
-
-static void score_block(struct quire_rank *r, int32_t count, bool draft) {
-  const float *logits = quire_forward_logits(r->forward, r->rows, count, draft);
-  struct quire_score score = {
-      .logits = logits,
-      .targets = r->tokens,
-      .logprobs_out = r->logprobs,
-      .argmax_out = r->positions,
-      .m = count,
-      .vocab = r->config.model->vocab,
-      .logits_ld = r->config.model->vocab,
-  };
-  r->config.kernels->score(r->stream, score);
-  quire_event_sync(quire_stream_record(r->stream));
-  for (int32_t i = 0; i < count; i++) {
-    struct quire_step_row *row = quire_step_ack_rows(r->ack, &r->config.limits) + r->owners[i];
-    if (draft) {
-      row->draft_argmax = r->positions[i];
-    } else {
-      row->argmax = r->positions[i];
-      row->logprob = r->logprobs[i];
-    }
-  }
-}
-
-/* Evaluation: log-probability of the next token and argmax of every row of the entries with this flag. Draft rows are
- * filed under their slot: both predict the token behind it. */
-static void score(struct quire_rank *r, const struct quire_step_plan *plan, bool draft) {
-  const struct quire_view_batch *batch = draft ? quire_view_draft_batch(r->view) : quire_view_target_batch(r->view);
-  int32_t flag = draft ? QUIRE_ENTRY_DRAFT_FULL : QUIRE_ENTRY_SCORE, count = 0;
-  for (int32_t i = 0; i < batch->puts; i++) {
-    const struct quire_step_entry *entry = quire_step_plan_entries(plan) + batch->entries[i];
-    if ((entry->flags & flag) == 0) {
-      continue;
-    }
-    int32_t slot = batch->limits[i] - 1;
-    r->rows[count] = i;
-    r->owners[count] = token_index(entry, slot);
-    r->tokens[count] =
-        slot + 1 < entry->end ? quire_step_entry_token(plan, &r->config.limits, entry, slot + 1) : entry->next_token;
-    count++;
-    if (count == r->config.logits_max) {
-      score_block(r, count, draft);
-      count = 0;
-    }
-  }
-  if (count > 0) {
-    score_block(r, count, draft);
   }
 }
 
@@ -348,11 +216,8 @@ void quire_rank_step(struct quire_rank *r, const struct quire_step_plan *plan) {
   }
   if (status == QUIRE_OK) {
     keep_carries(r, plan);
-    draw(r, plan);
-    score(r, plan, false);
-    if (draft_full) {
-      score(r, plan, true);
-    }
+    struct quire_sampler_step step = {plan, r->ack, r->stream, r->view, r->forward};
+    quire_sampler_run(r->sampler, &step, draft_full);
     report_nonfinite(r);
     status = quire_view_fence(r->view, &r->ack->error);
   }

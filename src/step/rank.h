@@ -6,6 +6,7 @@
 #define QUIRE_STEP_RANK_H
 
 #include "collective/collective.h"
+#include "step/sampler.h"
 #include "step/step.h"
 
 #ifdef __cplusplus
@@ -22,11 +23,7 @@ struct quire_rank {
   struct quire_view *view;
   struct quire_forward *forward;
   struct quire_step_ack *ack;
-  /* rows whose logits are wanted: [max(entries_max, logits_max)] */
-  int32_t *rows, *positions, *tokens, *owners, *nonfinite;
-  float *logprobs;
-  struct quire_sampling *sampling;
-  uint8_t *sample_scratch;
+  struct quire_sampler *sampler;
 };
 
 /* What the ranks of a worker have in common. views is an array [ranks], complete before the first step. */

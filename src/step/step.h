@@ -68,6 +68,7 @@ struct quire_step_memory {
   struct quire_view_memory view;
   int64_t forward;
   int64_t shared; /* of all ranks together: the RoPE table */
+  int64_t sampling; /* token counts behind penalties, scratch of drawing */
 };
 
 struct quire_step_executor;

@@ -54,6 +54,7 @@ static const struct {
     {"gemm", "--only 'q_a 128x256 bf16 M=1 t=1'", "of cold read"},
     {"gemm", "--only 'q_a 128x256 bf16 M=64 t=1'", "of dot peak"},
     {"topk", "", "x the time of max pass"},
+    {"sample", "", "x the time of read"},
     {"attention", "--only t=1", "of dot peak"},
     {"indexer", "", "of dot peak"},
     {"layer", "", "of sum of ceilings"},

@@ -8,7 +8,7 @@ static struct test_world world;
 
 /* Change with every change of docs/arithmetic.md, and with nothing else. The second is of the options: keys through
  * the Hadamard transform, any scales. */
-#define DIGEST 0x892919807f6def44ull
+#define DIGEST 0x8ec3b3b40e2eed08ull
 #define DIGEST_OPTIONS 0xf19b604d5b7501e6ull
 
 static void test_find(void **state) {
@@ -336,30 +336,49 @@ static void digest_experts(struct digest *d) {
 }
 
 static void digest_tokens(struct digest *d) {
-  enum { M = 12, VOCAB = 400 };
+  enum { M = 12, VOCAB = 400, TOPS = 5 };
+  static const struct quire_bias bias[] = {{17, 2.5f}, {39, -3.0f}};
+  static const int32_t list[] = {3, 3, 3, 17, 250, 251, 17};
   float logits[M * VOCAB], logprobs[M];
-  struct quire_sampling sampling[M];
-  int32_t positions[M], tokens[M];
+  struct quire_draw draws[M];
+  struct quire_top tops[M][TOPS];
+  int32_t tokens[M];
+  uint16_t counts[VOCAB];
   test_fill(&d->rng, logits, M * VOCAB, 2.0f);
+  struct quire_count_job job = {counts, list, 0, 7, 4, true};
+  d->kernels->count(d->stream, (struct quire_count){&job, 1, VOCAB});
   for (int i = 0; i < M; i++) {
-    sampling[i] = (struct quire_sampling){.temperature = 0.3f * (float)i,
-                                          .top_p = i % 2 ? 0.9f : 1.0f,
-                                          .top_k = i % 3 ? 50 : 0,
-                                          .seed = (uint64_t)i * 77};
-    positions[i] = i;
+    draws[i] = (struct quire_draw){.temperature = 0.3f * (float)i,
+                                   .top_p = i % 2 ? 0.9f : 1.0f,
+                                   .min_p = i % 4 ? 0.0f : 0.05f,
+                                   .top_k = i % 3 ? 50 : 0,
+                                   .presence_penalty = 0.25f,
+                                   .frequency_penalty = 0.5f,
+                                   .repetition_penalty = 1.25f,
+                                   .counts = i % 5 ? counts : NULL,
+                                   .extra = list,
+                                   .extra_count = i % 5 == 1 ? 2 : 0,
+                                   .bias = bias,
+                                   .bias_count = i % 3,
+                                   .tops_out = tops[i],
+                                   .top_count = TOPS,
+                                   .logprob = true,
+                                   .position = i,
+                                   .seed = (uint64_t)i * 77};
   }
   uint8_t *scratch = test_alloc(quire_sample_scratch_bytes(VOCAB, d->threads));
   d->kernels->sample(d->stream, (struct quire_sample){.logits = logits,
-                                                      .sampling = sampling,
-                                                      .positions = positions,
+                                                      .draws = draws,
                                                       .tokens_out = tokens,
                                                       .logprobs_out = logprobs,
                                                       .scratch = scratch,
                                                       .m = M,
                                                       .vocab = VOCAB,
                                                       .logits_ld = VOCAB});
+  digest_add(d, counts, sizeof counts);
   digest_add(d, tokens, sizeof tokens);
   digest_add(d, logprobs, sizeof logprobs);
+  digest_add(d, tops, sizeof tops);
   free(scratch);
 }
 

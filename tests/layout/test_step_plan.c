@@ -106,7 +106,8 @@ static void records_are_found_again(void **state) {
   const struct quire_step_sampling *s = quire_step_entry_sampling(plan, &limits, &e[0]);
   assert_true(s->temperature == 0.5f && s->top_p == 0.9f && s->min_p == 0.1f && s->top_k == 7 && s->seed == 99);
   assert_true(s->presence_penalty == 0.5f && s->frequency_penalty == -0.5f && s->repetition_penalty == 1.25f);
-  assert_true(quire_step_sampling_penalises(s) && s->prompt_end == 6 && s->list_reset == 1);
+  assert_true(quire_step_sampling_penalises(s) && s->prompt_end == 6 &&
+              s->flags == (QUIRE_SAMPLING_LIST_RESET | QUIRE_SAMPLING_LOGPROB));
   assert_true(s->list_begin == 0 && s->list_end == 8 && plan->list_count == 8);
   assert_memory_equal(quire_step_sampling_list(plan, &limits, s), tokens[0], 8 * sizeof(int32_t));
   const struct quire_bias *b = quire_step_sampling_biases(plan, &limits, s);
@@ -116,7 +117,7 @@ static void records_are_found_again(void **state) {
   assert_true(s->top_first == 0 && s->top_count == 3 && s->row_top_count == 0);
   s = quire_step_entry_sampling(plan, &limits, &e[1]);
   assert_true(s->temperature == 0 && s->repetition_penalty == 1 && !quire_step_sampling_penalises(s));
-  assert_true(s->list_begin == s->list_end && s->list_reset == 0 && s->bias_count == 0 && s->top_count == 0);
+  assert_true(s->list_begin == s->list_end && s->flags == 0 && s->bias_count == 0 && s->top_count == 0);
   assert_true(s->row_top_first == 3 && s->row_top_count == 2 && plan->top_count == 5 && plan->sampling_count == 2);
   struct quire_step_entry without = {.sampling = -1};
   assert_null(quire_step_entry_sampling(plan, &limits, &without));
@@ -176,8 +177,8 @@ static void lists_are_appended_to(void **state) {
     assert_true(added);
     const struct quire_step_sampling *s = quire_step_entry_sampling(plan, &limits, quire_step_plan_entries(plan));
     if (s->list_begin != lists_told[i].list_begin || s->list_end != lists_told[i].list_end ||
-        s->list_reset != lists_told[i].reset || draw.listed != s->list_end) {
-      fail_msg("row %zu: list %d to %d, reset %d", i, s->list_begin, s->list_end, s->list_reset);
+        s->flags != lists_told[i].reset || draw.listed != s->list_end) {
+      fail_msg("row %zu: list %d to %d, flags %d", i, s->list_begin, s->list_end, s->flags);
     }
     for (int32_t p = s->list_begin; p < s->list_end; p++) {
       assert_int_equal(quire_step_sampling_list(plan, &limits, s)[p - s->list_begin], 10 + p);
@@ -354,7 +355,7 @@ static const struct {
     {RECORD(0, repetition_penalty), 0, sampling},
     {RECORD(1, repetition_penalty), NOT_A_NUMBER, sampling},
     {RECORD(0, prompt_end), -1, token_list},
-    {RECORD(0, list_reset), 2, token_list},
+    {RECORD(0, flags), 4, token_list},
     {RECORD(0, list_begin), -1, token_list},
     {RECORD(0, list_begin), 9, token_list},
     {RECORD(0, list_end), 9, token_list},

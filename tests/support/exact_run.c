@@ -98,7 +98,7 @@ struct quire_engine_request exact_request(const struct exact_cell *cell) {
       .tokens = cell->tokens,
       .count = cell->length,
       .new_max = cell->new_max,
-      .sampling = {.temperature = cell->temperature, .top_p = 1.0f, .top_k = 0, .seed = SAMPLING_SEED},
+      .sampling = {.temperature = cell->temperature, .top_p = 1.0f, .logprobs = true, .seed = SAMPLING_SEED},
   };
   return request;
 }

@@ -16,8 +16,6 @@ void quire_silu_mul_cpu(struct quire_stream *stream, struct quire_silu_mul op);
 void quire_quantise_latent_cpu(struct quire_stream *stream, struct quire_quantise_latent op);
 void quire_quantise_index_cpu(struct quire_stream *stream, struct quire_quantise_index op);
 void quire_route_cpu(struct quire_stream *stream, struct quire_route op);
-void quire_sample_cpu(struct quire_stream *stream, struct quire_sample op);
-void quire_score_cpu(struct quire_stream *stream, struct quire_score op);
 void quire_finite_cpu(struct quire_stream *stream, struct quire_finite op);
 
 /* A block of 128 values (an index key, a head of an index query, a quarter of a latent): its codes, and its scale by

@@ -1,238 +1,464 @@
 /* Sampling, and the log-probabilities of evaluation (arithmetic.md 12). A row is one member's.
  *
- * What top-k and top-p leave is a threshold on the pair (key of z, id), found by radix search from the top digit down:
- * top-k counts entries, top-p adds their integer weights. Neither sorts. Drawing then walks over what is left; an id
- * whose z is so far below the best value so far that no noise can lift it there is passed over without drawing. */
+ *   logits --penalties, bias--> y --temperature--> z, with the largest of every block of 128
+ *     greedy   the largest y
+ *     else     draw over z; blocks that noise cannot lift to the best so far, or that are cut, are passed over
+ *
+ * What top-k and top-p leave is a threshold on the pair (z, id). Nothing is sorted: passes that add up what lies above
+ * some z (entries for top-k, integer masses for top-p) halve the range until it holds few ids, and a radix search over
+ * those ends it. Blocks below the range are not read. */
+#include "kernels/cpu/sample.h"
+
+#include <float.h>
+
 #include "base/assert.h"
-#include "kernels/cpu/lanes.h"
-#include "kernels/cpu/operations.h"
 #include "kernels/cpu/run.h"
+#include "kernels/cpu/sample_passes.h"
+#include "kernels/cpu/topk.h"
 
 #define DIGITS 2048
-#define GUMBEL_MAX 23.0 /* -log(-log(1 - 2^-33)) is 22.87 */
+#define LIST_ENOUGH 1024 /* ids that are listed rather than narrowed further */
+#define NARROW_MAX 32    /* halvings: more only where ties are many */
+#define WEIGHTLESS 28.0f /* e^-28 * 2^40 is 0.76: further from the largest z there is no mass */
 
 struct row {
+  const struct quire_sample_passes *passes;
+  const struct quire_draw *draw;
   const float *logits;
   int32_t vocab;
-  float *z;      /* scratch: logit / temperature, NaN to -inf */
-  float *weight; /* scratch: exp(z - zmax) */
-  uint32_t *key; /* scratch: quire_score_key(z) */
-};
-
-/* Ids up to and including last_id among those with the threshold's key stay, and all with a larger key. */
-struct cut {
-  uint32_t key;
-  int32_t last_id;
+  struct quire_sample_z z;
+  float *weight; /* scratch: exp(z - zmax), in blocks as z */
+  /* scratch: a list of ids, ascending, and of their keys */
+  int32_t *id;
+  uint32_t *key; /* quire_score_key(z) */
+  int32_t count;
 };
 
 static const uint32_t digit_shift[] = {21, 10, 0};
 static const uint32_t digit_mask[] = {2047, 2047, 1023};
-
 static float least(void) { return -quire_float_of(QUIRE_INF_BITS); }
 
-/* Largest of n values, NaN passed over; -inf when there is none. */
-static float largest_of(const float *x, int32_t n) {
-  quire_f8 best = f8_all(least());
-  int32_t whole = n & ~7;
-  for (int32_t i = 0; i < whole; i += 8) {
-    best = f8_max(best, f8_load(x + i));
-  }
-  float max = least();
-  for (int i = 0; i < 8; i++) {
-    max = best[i] > max ? best[i] : max;
-  }
-  for (int32_t i = whole; i < n; i++) {
-    max = x[i] > max ? x[i] : max;
-  }
-  return max;
+static bool finite(float x) { return (quire_bits_of(x) & QUIRE_INF_BITS) < QUIRE_INF_BITS; }
+
+/* log of the sum of e^x, of a row with a finite largest value. */
+static float log_sum_exp(const struct quire_sample_passes *passes, const float *x, int32_t n, float max) {
+  return (float)((double)max + quire_log((double)passes->exp_sum(x, n, max)));
 }
 
-/* First id with the value max; 0 when there is none above -inf. */
-static int32_t first_of(const float *x, int32_t n, float max) {
-  for (int32_t i = 0; i < n && max > least(); i++) {
-    if (x[i] == max) {
-      return i;
-    }
-  }
-  return 0;
-}
-
-QUIRE_INLINE quire_f8 without_nan(quire_f8 x) { return f8_choose(x == x, x, f8_all(least())); }
-
-/* log of the sum of e^x. */
-static float log_sum_exp(const float *x, int32_t n, float max) {
-  struct quire_lanes sum = lanes_zero();
-  for (int32_t i = 0; i < n; i += LANES) {
-    struct quire_lanes v = lanes_load(x + i, n - i);
-    quire_f8 low = f8_exp(without_nan(v.low) - max);
-    quire_f8 high = f8_exp(without_nan(v.high) - max);
-    if (n - i < LANES) { /* lanes past the end are zero, not e^0 */
-      for (int32_t j = n - i; j < LANES; j++) {
-        if (j < 8) {
-          low[j] = 0.0f;
-        } else {
-          high[j - 8] = 0.0f;
-        }
-      }
-    }
-    sum.low = sum.low + low;
-    sum.high = sum.high + high;
-  }
-  return (float)((double)max + quire_log((double)lanes_fold(sum)));
-}
-
-static float log_probability(const float *logits, int32_t vocab, int32_t token) {
-  float max = largest_of(logits, vocab);
-  if (!(max > least()) || logits[token] != logits[token]) {
+/* Log-probability of a logit beside the row's log-sum-exp; an infinite one has all there is. */
+static float log_probability(float logit, float max, float lse) {
+  if (logit != logit || !(max > least())) {
     return least();
   }
-  return logits[token] - log_sum_exp(logits, vocab, max);
+  return finite(max) ? logit - lse : logit == max ? 0.0f : least();
 }
 
-static bool stays(const struct row *r, struct cut cut, int32_t id) {
-  return r->key[id] > cut.key || (r->key[id] == cut.key && id <= cut.last_id);
+/* Values of tops become log-probabilities. */
+static void finish_tops(struct quire_top *tops, int32_t count, float max, float lse) {
+  for (int32_t i = 0; i < count && tops[i].token >= 0; i++) {
+    tops[i].logprob = log_probability(tops[i].logprob, max, lse);
+  }
 }
 
-/* What an id adds to a search: 1 for top-k, its integer weight for top-p. */
-static uint64_t mass(const struct row *r, bool weighted, int32_t id) {
-  return weighted ? (uint64_t)(r->weight[id] * 0x1p40f) : 1;
+/* --- penalties and bias --- */
+
+/* count: of the answer; seen: in prompt or answer. */
+static float penalised(const struct quire_draw *draw, float y, int32_t count, bool seen) {
+  if (seen) {
+    y = y > 0.0f ? y / draw->repetition_penalty : y * draw->repetition_penalty;
+  }
+  if (count > 0) {
+    float share = draw->frequency_penalty * (float)count;
+    y = y - share;
+    y = y - draw->presence_penalty;
+  }
+  return y;
 }
 
-/* The cut of what stays under `within` at which the mass, summed by (larger z, lower id), reaches `target` (>= 1, at
- * most the whole mass). */
-static struct cut cut_search(const struct row *r, struct cut within, bool weighted, uint64_t target) {
+static float penalise_id(const struct row *r, int32_t id, int32_t extra) {
+  uint16_t known = r->draw->counts[id];
+  int32_t count = (known & QUIRE_COUNT_MAX) + extra;
+  count = count < (int32_t)QUIRE_COUNT_MAX ? count : (int32_t)QUIRE_COUNT_MAX;
+  return penalised(r->draw, r->logits[id], count, count > 0 || (known & QUIRE_COUNT_PROMPT) != 0);
+}
+
+static void penalise(const struct row *r, float *y) {
+  const struct quire_draw *draw = r->draw;
+  for (int32_t at = 0; at < r->vocab; at += 32) {
+    int32_t end = at + 32 < r->vocab ? at + 32 : r->vocab;
+    uint32_t any = 0;
+    for (int32_t id = at; id < end; id++) {
+      any |= draw->counts[id];
+    }
+    for (int32_t id = at; any != 0 && id < end; id++) {
+      if (draw->counts[id] != 0) {
+        y[id] = penalise_id(r, id, 0);
+      }
+    }
+  }
+  for (int32_t i = 0; i < draw->extra_count; i++) {
+    int32_t times = 0;
+    for (int32_t j = 0; j < draw->extra_count; j++) {
+      times += draw->extra[j] == draw->extra[i];
+    }
+    y[draw->extra[i]] = penalise_id(r, draw->extra[i], times);
+  }
+}
+
+/* The row as it is drawn from: logits themselves where nothing changes them. */
+static const float *adjusted(const struct row *r) {
+  const struct quire_draw *draw = r->draw;
+  if (draw->counts == NULL && draw->bias_count == 0) {
+    return r->logits;
+  }
+  float *y = r->z.z;
+  memcpy(y, r->logits, (size_t)r->vocab * sizeof *y);
+  if (draw->counts != NULL) {
+    penalise(r, y);
+  }
+  for (int32_t i = 0; i < draw->bias_count; i++) {
+    QUIRE_ASSERT(draw->bias[i].token >= 0 && draw->bias[i].token < r->vocab);
+    y[draw->bias[i].token] = y[draw->bias[i].token] + draw->bias[i].value;
+  }
+  return y;
+}
+
+/* --- cuts --- */
+
+/* Where the kept ids end in the order (larger z, lower id): a search narrows z to [low, high), `above` belonging to
+ * what lies at high and more, until what is between is few enough to be listed. */
+struct search {
+  const float *weight; /* NULL: entries count 1 each (top-k) */
+  uint64_t target;     /* of the kept ids together: >= 1, at most that of z >= low */
+  float low, high;
+  struct quire_sample_above at_low; /* what lies at low and more */
+  uint64_t above;
+};
+
+/* The cut: all with a larger z stay, and those with this z up to an id. dropped: how many with this z go. */
+struct cut {
+  float z;
+  int32_t last, dropped;
+};
+
+static uint64_t mass_of(const struct search *s, int32_t id) {
+  return s->weight != NULL ? quire_sample_mass(s->weight[id]) : 1;
+}
+
+static void search_narrow(const struct row *r, struct search *s) {
+  struct quire_sample_above high = {0, 0};
+  bool bounded = false;
+  s->high = -least();
+  for (int i = 0; i < NARROW_MAX && s->at_low.count - high.count > LIST_ENOUGH; i++) {
+    float to = bounded ? s->high : r->z.max, middle = s->low + (to - s->low) * 0.5f;
+    if (!(middle > s->low && middle < to)) {
+      break;
+    }
+    struct quire_sample_above at = r->passes->above(&r->z, s->weight, middle);
+    if ((s->weight != NULL ? at.mass : (uint64_t)at.count) >= s->target) {
+      s->low = middle;
+      s->at_low = at;
+    } else {
+      s->high = middle;
+      high = at;
+      bounded = true;
+    }
+  }
+  s->above = s->weight != NULL ? high.mass : (uint64_t)high.count;
+}
+
+/* The key of the list at which the mass, from the largest down, reaches the target; *before: mass of larger ones. */
+static uint32_t search_key(const struct row *r, const struct search *s, uint64_t *before) {
   uint32_t prefix = 0;
   uint32_t mask = 0;
-  uint64_t before = 0; /* mass of larger keys */
   for (int pass = 0; pass < 3; pass++) {
     uint64_t histogram[DIGITS];
     memset(histogram, 0, sizeof histogram);
-    for (int32_t id = 0; id < r->vocab; id++) {
-      if ((r->key[id] & mask) == prefix && stays(r, within, id)) {
-        histogram[(r->key[id] >> digit_shift[pass]) & digit_mask[pass]] += mass(r, weighted, id);
+    for (int32_t i = 0; i < r->count; i++) {
+      if ((r->key[i] & mask) == prefix) {
+        histogram[(r->key[i] >> digit_shift[pass]) & digit_mask[pass]] += mass_of(s, r->id[i]);
       }
     }
     uint32_t digit = digit_mask[pass];
-    while (before + histogram[digit] < target) {
-      before += histogram[digit];
+    while (*before + histogram[digit] < s->target) {
+      *before += histogram[digit];
       QUIRE_ASSERT(digit > 0);
       digit--;
     }
     prefix |= digit << digit_shift[pass];
     mask |= digit_mask[pass] << digit_shift[pass];
   }
-  struct cut cut = {prefix, -1};
-  for (int32_t id = 0; id < r->vocab && before < target; id++) {
-    if (r->key[id] == prefix && stays(r, within, id)) {
-      before += mass(r, weighted, id);
-      cut.last_id = id;
+  return prefix;
+}
+
+/* within: only ids that this cut leaves. */
+static struct cut search_cut(struct row *r, struct search *s, struct cut within) {
+  search_narrow(r, s);
+  r->count = r->passes->gather(&r->z, s->low, s->high, r->id);
+  int32_t kept = 0;
+  for (int32_t i = 0; i < r->count; i++) {
+    if (r->z.z[r->id[i]] > within.z || r->id[i] <= within.last) {
+      r->key[kept] = quire_score_key(r->z.z[r->id[i]]);
+      r->id[kept++] = r->id[i];
+    }
+  }
+  r->count = kept;
+  uint64_t before = s->above;
+  uint32_t key = search_key(r, s, &before);
+  struct cut cut = {0, -1, 0};
+  for (int32_t i = 0; i < r->count; i++) {
+    if (r->key[i] == key) {
+      cut.z = r->z.z[r->id[i]];
+      if (before < s->target) {
+        before += mass_of(s, r->id[i]);
+        cut.last = r->id[i];
+      } else {
+        cut.dropped++;
+      }
     }
   }
   return cut;
 }
 
-/* z, weights and keys of a row; returns zmax. */
-static float row_scale(const struct row *r, float temperature) {
-  for (int32_t id = 0; id < r->vocab; id++) {
-    float z = r->logits[id] / temperature;
-    r->z[id] = z == z ? z : least();
-    r->key[id] = quire_score_key(r->z[id]);
+/* A z that at least k ids reach: the k-th largest of the blocks' maxima, or one that all but -inf reach. */
+static float reached_by(struct row *r, int32_t k) {
+  if (k > r->z.blocks) {
+    return r->passes->above(&r->z, NULL, r->z.max - WEIGHTLESS).count >= k ? r->z.max - WEIGHTLESS : -FLT_MAX;
   }
-  return largest_of(r->z, r->vocab);
+  int32_t ties;
+  for (int32_t b = 0; b < r->z.blocks; b++) {
+    r->key[b] = quire_score_key(r->z.block_max[b]);
+  }
+  uint32_t key = quire_topk_kth(r->key, r->z.blocks, k, &ties);
+  float z = quire_float_of((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
+  return z > least() ? z : -FLT_MAX;
 }
 
-static struct cut row_cut(const struct row *r, const struct quire_sampling *sampling, float zmax) {
-  struct cut cut = {0, 0}; /* every key is larger */
-  if (sampling->top_k > 0 && sampling->top_k < r->vocab) {
-    cut = cut_search(r, cut, false, (uint64_t)sampling->top_k);
+static struct cut top_k_cut(struct row *r, struct cut cut) {
+  struct search search = {.target = (uint64_t)r->draw->top_k, .low = reached_by(r, r->draw->top_k)};
+  search.at_low = r->passes->above(&r->z, NULL, search.low);
+  if (search.at_low.count < r->draw->top_k) {
+    return cut; /* -inf is never drawn */
   }
-  if (sampling->top_p < 1.0f) {
-    uint64_t total = 0;
-    for (int32_t id = 0; id < r->vocab; id++) {
-      r->weight[id] = quire_exp(r->z[id] - zmax);
-      total += stays(r, cut, id) ? mass(r, true, id) : 0;
-    }
-    double share = (double)(sampling->top_p > 0.0f ? sampling->top_p : 0.0f) * (double)total;
-    uint64_t target = (uint64_t)share;
-    cut = cut_search(r, cut, true, target > 0 ? target : 1);
-  }
-  return cut;
+  return search_cut(r, &search, cut);
 }
 
-static double noisy(const struct row *r, uint64_t seed, int32_t position, int32_t id) {
-  double u = ((double)quire_philox(seed, position, id) + 0.5) * 0x1p-32;
-  return (double)r->z[id] - quire_log(-quire_log(u));
+static struct cut top_p_cut(struct row *r, struct cut cut) {
+  float from = r->z.max - WEIGHTLESS;
+  from = cut.z > from ? cut.z : from;
+  struct search search = {.weight = r->weight, .low = from, .at_low = r->passes->weigh(&r->z, from, r->weight)};
+  uint64_t total = search.at_low.mass;
+  if (cut.dropped > 0) {
+    total -= (uint64_t)cut.dropped * quire_sample_mass(quire_exp(cut.z - r->z.max));
+  }
+  search.target = (uint64_t)((double)r->draw->top_p * (double)total);
+  search.target = search.target > 0 ? search.target : 1;
+  return search_cut(r, &search, cut);
 }
 
-static int32_t row_draw(const struct row *r, const struct quire_sampling *sampling, int32_t position) {
-  float zmax = row_scale(r, sampling->temperature);
-  if (!(zmax > least())) {
-    return 0;
+/* --- the draw --- */
+
+static int32_t first_largest(const struct quire_sample_z *row) {
+  int32_t b = 0;
+  while (row->block_max[b] != row->max) {
+    b++;
   }
-  int32_t token = first_of(r->z, r->vocab, zmax); /* never cut */
-  if (zmax == -least()) {
+  int32_t id = b * QUIRE_SAMPLE_BLOCK;
+  while (row->z[id] != row->max) {
+    id++;
+  }
+  return id;
+}
+
+static int32_t row_draw(struct row *r) {
+  const struct quire_draw *draw = r->draw;
+  const float *y = adjusted(r);
+  int32_t token = 0;
+  if (!(draw->temperature >= QUIRE_TEMPERATURE_MIN)) {
+    r->passes->largest(y, r->vocab, &token);
     return token;
   }
-  struct cut cut = row_cut(r, sampling, zmax);
-  double best = noisy(r, sampling->seed, position, token);
-  for (int32_t id = 0; id < r->vocab; id++) {
-    if ((double)r->z[id] + GUMBEL_MAX < best || !stays(r, cut, id)) {
-      continue;
-    }
-    double value = noisy(r, sampling->seed, position, id);
-    if (value > best || (value == best && id < token)) {
-      best = value;
-      token = id;
-    }
+  r->passes->scale(y, r->vocab, 1.0f / draw->temperature, &r->z);
+  if (!(r->z.max > least())) {
+    return 0;
   }
-  return token;
+  token = first_largest(&r->z); /* never cut */
+  if (!finite(r->z.max)) {
+    return token;
+  }
+  struct quire_sample_best best = {.seed = draw->seed, .position = draw->position, .floor = least(), .last = r->vocab};
+  quire_sample_take(&best, quire_sample_noisy(r->z.max, quire_philox(draw->seed, draw->position, token)), token);
+  if (draw->min_p > 0.0f) {
+    best.floor = (float)((double)r->z.max + quire_log((double)draw->min_p));
+  }
+  struct cut cut = {least(), r->vocab, 0};
+  if (draw->top_k > 0 && draw->top_k < r->vocab) {
+    cut = top_k_cut(r, cut);
+  }
+  if (draw->top_p < 1.0f) {
+    cut = top_p_cut(r, cut);
+  }
+  if (cut.z >= best.floor) {
+    best.floor = cut.z;
+    best.last = cut.last;
+  }
+  r->passes->draw(&r->z, &best);
+  return best.token;
 }
 
-static int64_t row_bytes(int32_t vocab) { return 3 * quire_cpu_padded((int64_t)vocab * 4); }
+static float row_logprob(const struct row *r, int32_t token) {
+  const struct quire_draw *draw = r->draw;
+  int32_t first;
+  if (!draw->logprob && draw->top_count == 0) {
+    return 0.0f;
+  }
+  float max = r->passes->largest(r->logits, r->vocab, &first);
+  float lse = finite(max) ? log_sum_exp(r->passes, r->logits, r->vocab, max) : max;
+  r->passes->top(r->logits, r->vocab, draw->top_count, draw->tops_out);
+  finish_tops(draw->tops_out, draw->top_count, max, lse);
+  return draw->logprob ? log_probability(r->logits[token], max, lse) : 0.0f;
+}
+
+/* --- launchers --- */
+
+/* Scratch of one member: z and weights in whole blocks, maxima, the list. */
+static int64_t blocks_of(int32_t vocab) { return (vocab + QUIRE_SAMPLE_BLOCK - 1) / QUIRE_SAMPLE_BLOCK; }
+
+static int64_t row_bytes(int32_t vocab) {
+  return 2 * quire_cpu_padded(blocks_of(vocab) * QUIRE_SAMPLE_BLOCK * 4) + quire_cpu_padded(blocks_of(vocab) * 4) +
+         2 * quire_cpu_padded((int64_t)vocab * 4);
+}
 
 int64_t quire_sample_scratch_bytes(int32_t vocab, int threads) {
   QUIRE_ASSERT(vocab > 0 && threads > 0);
   return row_bytes(vocab) * threads + 63; /* the caller's bytes need not be aligned */
 }
 
+struct sample_args {
+  struct quire_sample op;
+  const struct quire_sample_passes *passes;
+};
+
+static struct row row_of(const struct sample_args *args, int64_t i, uint8_t *scratch) {
+  int32_t vocab = args->op.vocab;
+  int64_t padded = quire_cpu_padded(blocks_of(vocab) * QUIRE_SAMPLE_BLOCK * 4);
+  uint8_t *maxima = scratch + 2 * padded;
+  uint8_t *list = maxima + quire_cpu_padded(blocks_of(vocab) * 4);
+  return (struct row){
+      .passes = args->passes,
+      .draw = &args->op.draws[i],
+      .logits = args->op.logits + i * args->op.logits_ld,
+      .vocab = vocab,
+      .z = {.z = (float *)scratch, .block_max = (float *)maxima},
+      .weight = (float *)(scratch + padded),
+      .id = (int32_t *)list,
+      .key = (uint32_t *)(list + quire_cpu_padded((int64_t)vocab * 4)),
+  };
+}
+
 static void sample_share(void *context, int member, int threads) {
-  const struct quire_sample *op = context;
-  uintptr_t base = ((uintptr_t)op->scratch + 63) & ~(uintptr_t)63;
-  uint8_t *scratch = (uint8_t *)base + row_bytes(op->vocab) * member;
-  int64_t array = quire_cpu_padded((int64_t)op->vocab * 4);
+  const struct sample_args *args = context;
+  uintptr_t base = ((uintptr_t)args->op.scratch + 63) & ~(uintptr_t)63;
+  uint8_t *scratch = (uint8_t *)base + row_bytes(args->op.vocab) * member;
   int64_t begin, end;
-  quire_team_share(op->m, 1, member, threads, &begin, &end);
+  quire_team_share(args->op.m, 1, member, threads, &begin, &end);
   for (int64_t i = begin; i < end; i++) {
-    const struct quire_sampling *sampling = &op->sampling[i];
-    struct row r = {
-        .logits = op->logits + i * op->logits_ld,
-        .vocab = op->vocab,
-        .z = (float *)scratch,
-        .weight = (float *)(scratch + array),
-        .key = (uint32_t *)(scratch + 2 * array),
-    };
-    int32_t token = sampling->temperature > 0.0f ? row_draw(&r, sampling, op->positions[i])
-                                                 : first_of(r.logits, r.vocab, largest_of(r.logits, r.vocab));
-    op->tokens_out[i] = token;
-    if (op->logprobs_out != NULL) {
-      op->logprobs_out[i] = log_probability(r.logits, r.vocab, token);
-    }
+    struct row r = row_of(args, i, scratch);
+    int32_t token = row_draw(&r);
+    args->op.tokens_out[i] = token;
+    args->op.logprobs_out[i] = row_logprob(&r, token);
   }
 }
 
-QUIRE_CPU_LAUNCHER(sample, sample_share, (int64_t)op->m * op->vocab * 8)
+static void sample_run(void *args, struct quire_team *team) {
+  const struct sample_args *a = args;
+  quire_cpu_run(quire_cpu_team(team, (int64_t)a->op.m * a->op.vocab * 8), sample_share, args);
+}
+
+static void sample_launch(struct quire_stream *stream, struct quire_sample op,
+                          const struct quire_sample_passes *passes) {
+  QUIRE_ASSERT(op.m >= 0 && op.vocab > 0);
+  struct sample_args args = {op, passes};
+  if (op.m > 0) {
+    quire_stream_launch(stream, sample_run, &args, sizeof args);
+  }
+}
+
+void quire_sample_portable(struct quire_stream *stream, struct quire_sample op) {
+  sample_launch(stream, op, &quire_sample_passes_avx2);
+}
+
+void quire_sample_avx512(struct quire_stream *stream, struct quire_sample op) {
+  sample_launch(stream, op, &quire_sample_passes_avx512);
+}
+
+struct score_args {
+  struct quire_score op;
+  const struct quire_sample_passes *passes;
+};
 
 static void score_share(void *context, int member, int threads) {
-  const struct quire_score *op = context;
+  const struct score_args *args = context;
+  const struct quire_score *op = &args->op;
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t i = begin; i < end; i++) {
     const float *logits = op->logits + i * op->logits_ld;
-    int32_t target = op->targets[i];
+    int32_t target = op->targets[i], tops = op->top_counts != NULL ? op->top_counts[i] : 0;
     QUIRE_ASSERT(target >= -1 && target < op->vocab);
-    op->argmax_out[i] = first_of(logits, op->vocab, largest_of(logits, op->vocab));
-    op->logprobs_out[i] = target < 0 ? 0.0f : log_probability(logits, op->vocab, target);
+    float max = args->passes->largest(logits, op->vocab, &op->argmax_out[i]), lse = max;
+    if (finite(max) && (target >= 0 || tops > 0)) {
+      lse = log_sum_exp(args->passes, logits, op->vocab, max);
+    }
+    op->logprobs_out[i] = target < 0 ? 0.0f : log_probability(logits[target], max, lse);
+    if (tops > 0) {
+      args->passes->top(logits, op->vocab, tops, op->tops_out[i]);
+      finish_tops(op->tops_out[i], tops, max, lse);
+    }
   }
 }
 
-QUIRE_CPU_LAUNCHER(score, score_share, (int64_t)op->m * op->vocab * 8)
+static void score_run(void *args, struct quire_team *team) {
+  const struct score_args *a = args;
+  quire_cpu_run(quire_cpu_team(team, (int64_t)a->op.m * a->op.vocab * 8), score_share, args);
+}
+
+static void score_launch(struct quire_stream *stream, struct quire_score op, const struct quire_sample_passes *passes) {
+  QUIRE_ASSERT(op.m >= 0 && op.vocab > 0);
+  struct score_args args = {op, passes};
+  if (op.m > 0) {
+    quire_stream_launch(stream, score_run, &args, sizeof args);
+  }
+}
+
+void quire_score_portable(struct quire_stream *stream, struct quire_score op) {
+  score_launch(stream, op, &quire_sample_passes_avx2);
+}
+
+void quire_score_avx512(struct quire_stream *stream, struct quire_score op) {
+  score_launch(stream, op, &quire_sample_passes_avx512);
+}
+
+static void count_share(void *context, int member, int threads) {
+  const struct quire_count *op = context;
+  int64_t begin, end;
+  quire_team_share(op->m, 1, member, threads, &begin, &end);
+  for (int64_t i = begin; i < end; i++) {
+    const struct quire_count_job *job = &op->jobs[i];
+    if (job->reset) {
+      memset(job->counts, 0, (size_t)op->vocab * sizeof *job->counts);
+    }
+    for (int32_t p = job->begin; p < job->end; p++) {
+      int32_t token = job->tokens[p - job->begin];
+      QUIRE_ASSERT(token >= 0 && token < op->vocab);
+      uint16_t *count = &job->counts[token];
+      if (p < job->prompt_end) {
+        *count |= QUIRE_COUNT_PROMPT;
+      } else if ((*count & QUIRE_COUNT_MAX) < QUIRE_COUNT_MAX) {
+        *count = (uint16_t)(*count + 1);
+      }
+    }
+  }
+}
+
+QUIRE_CPU_LAUNCHER(count, count_share, (int64_t)op->m * 1024)
