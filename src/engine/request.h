@@ -44,7 +44,8 @@ struct quire_engine_request {
   const void *salt;     /* tenant: pages are shared only among requests of one salt; 0 to QUIRE_CHAIN_SALT_MAX bytes */
   int32_t salt_bytes;
   bool no_match;               /* take nothing from the cache (prompt log-probabilities) */
-  bool hold;                   /* keep rows and pages after the end, until quire_engine_cancel */
+  bool hold;                   /* keep rows and pages after the end, until quire_engine_cancel: all rows, unless it is
+                                  stopped while it computes again what a preemption took */
   int32_t flags;               /* QUIRE_ENTRY_SCORE, QUIRE_ENTRY_DRAFT_FULL: of the prompt's rows */
   struct quire_step_row *rows; /* [count], filled for positions that were computed (the log-probability at i is of the
                                   token at i + 1), complete at the end event; the caller's, which keeps it until then.

@@ -4,7 +4,7 @@
  *
  *   state(p) = quire_sim_state(state(p - 1), token(p))       token drawn at p = quire_sim_token(state(p - 1), seed, p, vocab)
  *
- * and with `verify` a row's state is where its bytes would be: in its page, or in the local segment of its home, found
+ * (the next that no bias forbids, where one does), and with `verify` a row's state is where its bytes would be: in its page, or in the local segment of its home, found
  * through the page tables that the plans announced. So a page that is missing, stale, another request's, written twice
  * or read before its fence gives other tokens than the request alone has, or stops the step with QUIRE_ERR_RANK and a
  * text that names it. Without `verify` the state of the row before is taken as 0 and nothing is kept: for benches and

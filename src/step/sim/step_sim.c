@@ -263,12 +263,25 @@ static enum quire_status compute_rows(struct sim_executor *x, const struct quire
   return QUIRE_OK;
 }
 
+/* A token that a bias forbids gives way to the next one that none does. */
+static int32_t allowed_token(const struct sim_executor *x, const struct quire_step_sampling *record, int32_t token) {
+  const struct quire_bias *biases = quire_step_sampling_biases(x->plan, &x->config.limits, record);
+  for (int32_t i = 0; i < record->bias_count; i++) {
+    if (biases[i].token == token && biases[i].value == quire_bias_forbids()) {
+      token = (token + 1) % x->config.model->vocab;
+      i = -1;
+    }
+  }
+  return token;
+}
+
 static void draw(struct sim_executor *x, int32_t entry, uint64_t state) {
   const struct quire_step_entry *e = quire_step_plan_entries(x->plan) + entry;
   struct quire_step_result *result = quire_step_ack_results(x->ack) + entry;
   if ((e->flags & QUIRE_ENTRY_SAMPLE) != 0) {
     const struct quire_step_sampling *record = quire_step_entry_sampling(x->plan, &x->config.limits, e);
-    result->token = quire_sim_token(state, record->seed, e->end, x->config.model->vocab);
+    int32_t token = quire_sim_token(state, record->seed, e->end, x->config.model->vocab);
+    result->token = record->bias_count > 0 ? allowed_token(x, record, token) : token;
     result->logprob = -1.0f;
   }
   if (x->sim.nonfinite_per_million > 0) {
