@@ -56,6 +56,16 @@ struct cli_command_line {
 bool cli_read(struct cli_command_line command, int argc, char **argv, struct cli_worker *worker,
               struct quire_options **options_out, int *exit_out);
 
+/* The same for a command with groups of options of other modules; those of the worker come behind. */
+#define CLI_GROUPS_MAX 4
+struct cli_command_groups {
+  const char *usage;
+  const struct quire_option_group *groups;
+  int count; /* below CLI_GROUPS_MAX */
+};
+bool cli_read_groups(struct cli_command_groups command, int argc, char **argv, struct cli_worker *worker,
+                     struct quire_options **options_out, int *exit_out);
+
 /* A model opened for use. */
 struct cli_model {
   struct quire_model_config config;
@@ -125,6 +135,7 @@ int cli_run(int argc, char **argv);
 int cli_info(int argc, char **argv);
 int cli_check(int argc, char **argv);
 int cli_eval(int argc, char **argv);
+int cli_serve(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_replay(int argc, char **argv);
 

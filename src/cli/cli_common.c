@@ -2,6 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "cli/cli.h"
 
 static const char *const split_names[] = {"zigzag", "interleave", NULL};
@@ -163,31 +164,38 @@ int cli_fail(const struct quire_error *error) {
   return input ? CLI_EXIT_USAGE : CLI_EXIT_FAILURE;
 }
 
-static void print_help(const struct cli_command_line *command, const struct quire_options *options) {
+static void print_help(const char *usage, const struct quire_options *options) {
   struct quire_strbuf text;
   quire_strbuf_init(&text, quire_env_default());
   quire_options_write_help(options, &text);
-  printf("usage: %s\n\n%s", command->usage, quire_strbuf_text(&text));
+  printf("usage: %s\n\n%s", usage, quire_strbuf_text(&text));
   quire_strbuf_fini(&text);
 }
 
 bool cli_read(struct cli_command_line command, int argc, char **argv, struct cli_worker *worker,
               struct quire_options **options_out, int *exit_out) {
-  struct quire_option_group groups[2] = {
-      {"Options of this command:", command.rows, command.row_count, command.target},
-      {"Worker:", cli_worker_rows, cli_worker_row_count, worker},
-  };
-  const struct quire_option_group *first = command.row_count > 0 ? groups : groups + 1;
+  struct quire_option_group own = {"Options of this command:", command.rows, command.row_count, command.target};
+  return cli_read_groups((struct cli_command_groups){command.usage, &own, command.row_count > 0 ? 1 : 0}, argc, argv,
+                         worker, options_out, exit_out);
+}
+
+bool cli_read_groups(struct cli_command_groups command, int argc, char **argv, struct cli_worker *worker,
+                     struct quire_options **options_out, int *exit_out) {
+  struct quire_option_group groups[CLI_GROUPS_MAX];
+  QUIRE_ASSERT(command.count < CLI_GROUPS_MAX);
+  for (int i = 0; i < command.count; i++) {
+    groups[i] = command.groups[i];
+  }
+  groups[command.count] = (struct quire_option_group){"Worker:", cli_worker_rows, cli_worker_row_count, worker};
   struct quire_error error = {0};
   struct quire_options *options = NULL;
   *options_out = NULL;
-  enum quire_status status =
-      quire_options_create(quire_env_default(), first, command.row_count > 0 ? 2 : 1, &options, &error);
+  enum quire_status status = quire_options_create(quire_env_default(), groups, command.count + 1, &options, &error);
   if (status == QUIRE_OK) {
     status = quire_options_read_arguments(options, argc, (const char *const *)argv, 0, &error);
   }
   if (status == QUIRE_OK && worker->help) {
-    print_help(&command, options);
+    print_help(command.usage, options);
     quire_options_destroy(options);
     *exit_out = CLI_EXIT_OK;
     return false;

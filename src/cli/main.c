@@ -12,6 +12,7 @@ struct command {
 
 static const struct command commands[] = {
     {"run", cli_run, "answer prompts with ranks that share one KV cache"},
+    {"serve", cli_serve, "serve a model over HTTP, to clients of OpenAI, SGLang and vLLM"},
     {"info", cli_info, "model, parts table, memory plan, support table, machine"},
     {"check", cli_check, "self-tests of this machine and a model"},
     {"eval", cli_eval, "held-out loss, recall by distance, draft agreement"},

@@ -556,7 +556,9 @@ void quire_http_connect(struct quire_http_server *server, int fd) {
     return;
   }
   int one = 1;
+  int room = QUIRE_HTTP_SEND_BYTES;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
   exchange->server = server;
   exchange->fd = fd;
   exchange->out = out;

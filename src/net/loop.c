@@ -1,6 +1,9 @@
 #include "net/loop.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/assert.h"
@@ -76,9 +79,26 @@ void quire_loop_destroy(struct quire_loop *loop) {
   quire_env_free(loop->env, loop, 1, sizeof *loop);
 }
 
+/* Writing to a client that left raises SIGPIPE; a library sets no handlers, but may keep its own thread from being hit.
+ * One that waits when the loop ends is taken, so that the caller's mask comes back as it was. */
+static int dispatch(struct event_base *base) {
+  sigset_t pipe, before;
+  QUIRE_ASSERT(base != NULL);
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  int result = event_base_dispatch(base);
+  if (!sigismember(&before, SIGPIPE)) {
+    struct timespec now = {0, 0};
+    sigtimedwait(&pipe, NULL, &now);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return result;
+}
+
 enum quire_status quire_loop_run(struct quire_loop *loop, struct quire_error *error_out) {
   QUIRE_ASSERT(loop->base != NULL);
-  if (event_base_dispatch(loop->base) < 0) {
+  if (dispatch(loop->base) < 0) {
     return quire_error_set(error_out, QUIRE_ERR_IO, "loop", "waiting for events failed");
   }
   uint64_t count;

@@ -1,0 +1,672 @@
+/* A request for text, from its arrival to its last byte: prepared, submitted, written as its tokens come. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/wall.h"
+#include "server/json_write.h"
+#include "server/server_private.h"
+
+enum { READY_TICKETS = 256 };
+
+static void mark(struct call *call) {
+  if (quire_list_empty(&call->dirty)) {
+    quire_list_push_back(&call->server->dirty, &call->dirty);
+  }
+}
+
+/* --- begin and end --- */
+
+static void choice_fini(struct choice *choice) {
+  struct quire_strbuf *buffers[] = {&choice->content,    &choice->reasoning, &choice->ids,
+                                    &choice->lp_tokens,  &choice->lp_values, &choice->lp_tops,
+                                    &choice->lp_offsets, &choice->lp_prompt, &choice->lp_prompt_tops};
+  QUIRE_ASSERT(!choice->open);
+  for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {
+    quire_strbuf_fini(buffers[i]);
+  }
+  quire_answer_destroy(choice->answer);
+}
+
+/* Gives its ticket back, which cancels what still runs. */
+static void choice_close(struct choice *choice) {
+  struct call *call = choice->call;
+  if (!choice->open) {
+    return;
+  }
+  choice->open = false;
+  choice->blocked = false;
+  call->open--;
+  tickets_remove(call->server, choice->ticket);
+  quire_worker_close(call->server->model->worker, choice->ticket);
+}
+
+static void log_call(const struct call *call) {
+  static const char *const kinds[] = {"chat", "completion", "generate"};
+  static const char *const ends[] = {"none", "stop", "length", "abort", "error"};
+  const struct quire_server *server = call->server;
+  long long prompt = 0, drawn = 0, cached = 0;
+  for (int32_t i = 0; i < call->choice_count; i++) {
+    prompt += call->request.prompts[call->choices[i].prompt].count;
+    drawn += call->choices[i].drawn;
+    cached += call->choices[i].cached;
+  }
+  enum call_finish finish = call->choice_count > 0 ? call->choices[0].finish : FINISH_ERROR;
+  uint64_t now = server_now(server);
+  quire_env_log(server->env, QUIRE_LOG_INFO,
+                "request id=%s client_id=%s kind=%s status=%d end=%s prompt=%lld cached=%lld drawn=%lld ttft_ms=%.1f "
+                "total_ms=%.1f",
+                call->id, call->request_id[0] != '\0' ? call->request_id : "-", kinds[call->kind],
+                call->fault.status != 0 ? call->fault.status : 200,
+                call->exchange == NULL && !call->done ? "gone" : ends[finish], prompt, cached, drawn,
+                call->first_ns != 0 ? (double)(call->first_ns - call->begin_ns) * 1e-6 : -1,
+                (double)(now - call->begin_ns) * 1e-6);
+}
+
+static void call_destroy(struct call *call) {
+  struct quire_server *server = call->server;
+  QUIRE_ASSERT(!call->working);
+  if (server->options->log_requests) {
+    log_call(call);
+  }
+  for (int32_t i = 0; i < call->choice_count; i++) {
+    choice_close(&call->choices[i]);
+    choice_fini(&call->choices[i]);
+  }
+  quire_env_free(server->env, call->choices, (size_t)call->choice_count, sizeof *call->choices);
+  server->held_bytes -= call->held;
+  quire_list_remove(&call->node);
+  quire_list_remove(&call->dirty);
+  server->call_count--;
+  quire_strbuf_fini(&call->body);
+  quire_strbuf_fini(&call->out);
+  quire_strbuf_fini(&call->head);
+  quire_api_request_fini(&call->request);
+  quire_env_free(server->env, call, 1, sizeof *call);
+}
+
+/* The fields that every answer to a request for text has. */
+static const char *answer_fields(const struct call *call, bool stream, char *out, size_t size) {
+  int bytes = snprintf(out, size, "%s%s%s%s", call->request_id[0] != '\0' ? "X-Request-Id: " : "", call->request_id,
+                       call->request_id[0] != '\0' ? "\r\n" : "",
+                       stream ? "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n" : "");
+  QUIRE_ASSERT(bytes >= 0 && (size_t)bytes < size);
+  return out;
+}
+
+/* Answers whole with call->out, or with its fault, and ends the call. */
+static void answer_whole(struct call *call) {
+  struct quire_server *server = call->server;
+  char fields[SERVER_ID_BYTES + 128];
+  int status = call->fault.status != 0 ? call->fault.status : 200;
+  if (call->fault.status != 0) {
+    quire_strbuf_clear(&call->out);
+    quire_api_fault_write(&call->fault, &call->out);
+  }
+  answer_fields(call, false, fields, sizeof fields);
+  if (status == 429 || status == 503) {
+    strncat(fields, "Retry-After: 1\r\n", sizeof fields - strlen(fields) - 1);
+  }
+  struct quire_http_answer answer = {
+      .status = status,
+      .type = "application/json",
+      .fields = fields,
+      .body = quire_strbuf_text(&call->out),
+      .bytes = call->out.bytes,
+  };
+  struct quire_http_exchange *exchange = call->exchange;
+  server->numbers.answered[status / 100]++;
+  call->exchange = NULL;
+  call->done = true;
+  if (quire_strbuf_failed(&call->out)) {
+    quire_http_abort(exchange);
+  } else {
+    quire_http_answer(exchange, &answer);
+  }
+  call_destroy(call);
+}
+
+/* --- submit --- */
+
+static bool create_choice(struct call *call, int32_t index, struct choice *choice, struct quire_error *error_out) {
+  const struct quire_env *env = call->server->env;
+  const struct quire_api_request *request = &call->request;
+  choice->call = call;
+  choice->index = index;
+  choice->prompt = index / request->n;
+  choice->matched_stop = QUIRE_STOP_NONE;
+  choice->matched_token = QUIRE_TOKEN_NONE;
+  choice->held_token = QUIRE_TOKEN_NONE;
+  choice->reasons = call->thinking;
+  struct quire_strbuf *buffers[] = {&choice->content,    &choice->reasoning, &choice->ids,
+                                    &choice->lp_tokens,  &choice->lp_values, &choice->lp_tops,
+                                    &choice->lp_offsets, &choice->lp_prompt, &choice->lp_prompt_tops};
+  for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {
+    quire_strbuf_init(buffers[i], env);
+  }
+  const struct quire_answer_config config = {
+      .tokenizer = call->server->model->tokenizer,
+      .stops = request->stops,
+      .stop_count = (size_t)request->stop_count,
+      .split = call->kind == QUIRE_API_CHAT && request->split_reasoning,
+      .thinking = call->thinking,
+      .show_special = !request->skip_special,
+      .keep_stop = request->keep_stop,
+  };
+  return quire_answer_create(env, &config, &choice->answer, error_out) == QUIRE_OK;
+}
+
+static enum quire_status submit_choice(struct choice *choice, uint64_t deadline_ns, struct quire_error *error_out) {
+  struct call *call = choice->call;
+  struct quire_server *server = call->server;
+  const struct quire_api_prompt *prompt = &call->request.prompts[choice->prompt];
+  struct quire_engine_request request = {
+      .tokens = prompt->tokens,
+      .count = prompt->count,
+      .new_max = call->max_tokens,
+      .new_min = call->request.min_tokens,
+      .sampling = call->request.sampling,
+      .stops = call->stops,
+      .stop_count = call->stop_count,
+      .priority = call->request.priority,
+      .deadline_ns = deadline_ns,
+      .tag = (uint64_t)choice->index,
+  };
+  request.sampling.seed += (uint64_t)(choice->index % call->request.n);
+  enum quire_status status = quire_worker_submit(server->model->worker, &request, &choice->ticket, error_out);
+  if (status == QUIRE_OK) {
+    choice->open = true;
+    call->open++;
+    tickets_put(server, choice->ticket, choice);
+  }
+  return status;
+}
+
+static void fault_of(struct call *call, enum quire_status status, const struct quire_error *error) {
+  struct quire_api_fault *fault = &call->fault;
+  switch (status) {
+  case QUIRE_ERR_AGAIN:
+    call->server->numbers.rejected++;
+    quire_api_fail(fault, 429, "queue_full", NULL, "the server's queue is full; try again later");
+    break;
+  case QUIRE_ERR_STATE:
+    quire_api_fail(fault, 503, "unavailable", NULL, "the server is shutting down");
+    break;
+  case QUIRE_ERR_ARGUMENT:
+  case QUIRE_ERR_UNSUPPORTED:
+    quire_api_fail(fault, 400, "invalid_value", error->where, "%s: %s", error->where, error->text);
+    break;
+  case QUIRE_ERR_REQUEST:
+    quire_api_fail(fault, 400, "invalid_request", NULL, "%s: %s", error->where, error->text);
+    break;
+  case QUIRE_ERR_MEMORY:
+    quire_api_fail(fault, 503, "no_memory", NULL, "the server has no memory for this request");
+    break;
+  default:
+    quire_api_fail(fault, 500, "server_error", NULL, "%s: %s", error->where, error->text);
+    break;
+  }
+}
+
+static bool create_choices(struct call *call, struct quire_error *error_out) {
+  int32_t count = call->request.prompt_count * call->request.n;
+  struct quire_server *server = call->server;
+  struct choice *choices = quire_env_zalloc(server->env, (size_t)count, sizeof *choices);
+  if (choices == NULL || !tickets_reserve(server, count)) {
+    quire_env_free(server->env, choices, (size_t)count, sizeof *choices);
+    quire_error_set(error_out, QUIRE_ERR_MEMORY, "request", "no memory for it");
+    return false;
+  }
+  call->choices = choices;
+  call->choice_count = count;
+  bool good = true;
+  for (int32_t i = 0; i < count; i++) {
+    good = create_choice(call, i, &choices[i], error_out) && good;
+  }
+  return good;
+}
+
+static void gather_stops(struct call *call) {
+  const struct quire_server_model *model = call->server->model;
+  for (int32_t i = 0; i < model->eos_count && !call->request.ignore_eos && call->stop_count < QUIRE_ENGINE_STOPS_MAX;
+       i++) {
+    call->stops[call->stop_count++] = model->eos[i];
+  }
+  for (int32_t i = 0; i < call->request.stop_id_count && call->stop_count < QUIRE_ENGINE_STOPS_MAX; i++) {
+    call->stops[call->stop_count++] = call->request.stop_ids[i];
+  }
+}
+
+/* A prepared request goes to the worker; one that could not be prepared is answered. */
+static void call_start(struct call *call) {
+  struct quire_server *server = call->server;
+  struct quire_error error = {0};
+  server->held_bytes -= call->held;
+  call->held = 0;
+  if (call->exchange == NULL) {
+    call_destroy(call);
+    return;
+  }
+  if (call->prepared && call->aborted) {
+    quire_api_fail(&call->fault, 503, "aborted", NULL, "the request was aborted");
+    call->prepared = false;
+  }
+  if (!call->prepared) {
+    answer_whole(call);
+    return;
+  }
+  if (call->request.id != NULL && call->kind == QUIRE_API_GENERATE) {
+    snprintf(call->id, sizeof call->id, "%s", call->request.id);
+  }
+  call->streaming = call->request.stream;
+  if (!call->request.seed_given) {
+    call->request.sampling.seed = server->env->random(server->env->context);
+  }
+  gather_stops(call);
+  double seconds = server->options->request_seconds;
+  uint64_t deadline = seconds > 0 ? call->begin_ns + (uint64_t)(seconds * 1e9) : 0;
+  bool created = create_choices(call, &error);
+  enum quire_status status = created ? QUIRE_OK : error.status;
+  for (int32_t i = 0; i < call->choice_count && status == QUIRE_OK; i++) {
+    status = submit_choice(&call->choices[i], deadline, &error);
+  }
+  if (status != QUIRE_OK) {
+    fault_of(call, status, &error);
+    answer_whole(call);
+  }
+}
+
+/* --- arrival --- */
+
+static void on_work(void *context) { call_prepare(context); }
+
+static void on_done(void *context) {
+  struct call *call = context;
+  call->working = false;
+  call_start(call);
+}
+
+static void make_id(const struct quire_server *server, enum quire_api_kind kind, char *out, size_t size) {
+  static const char *const prefixes[] = {"chatcmpl-", "cmpl-", ""};
+  unsigned long long a = server->env->random(server->env->context), b = server->env->random(server->env->context);
+  snprintf(out, size, "%s%016llx%016llx", prefixes[kind], a, b);
+}
+
+/* The client's name for the request, if it can stand in a field of the answer. */
+static void keep_request_id(struct call *call, const struct quire_http_head *head) {
+  struct quire_http_slice value;
+  if (!quire_http_field(head, "x-request-id", &value) || value.bytes == 0 || value.bytes > QUIRE_API_ID_BYTES_MAX) {
+    return;
+  }
+  for (size_t i = 0; i < value.bytes; i++) {
+    if ((unsigned char)value.data[i] <= 0x20 || (unsigned char)value.data[i] >= 0x7f) {
+      return;
+    }
+  }
+  memcpy(call->request_id, value.data, value.bytes);
+  call->request_id[value.bytes] = '\0';
+}
+
+static struct call *create_call(struct quire_server *server, struct quire_http_exchange *exchange,
+                                enum quire_api_kind kind) {
+  struct call *call = quire_env_zalloc(server->env, 1, sizeof *call);
+  if (call == NULL) {
+    return NULL;
+  }
+  call->server = server;
+  call->exchange = exchange;
+  call->kind = kind;
+  call->created = quire_wall_ms() / 1000;
+  call->begin_ns = server_now(server);
+  call->sent_ns = call->begin_ns;
+  make_id(server, kind, call->id, sizeof call->id);
+  quire_strbuf_init(&call->body, server->env);
+  quire_strbuf_init(&call->out, server->env);
+  quire_strbuf_init(&call->head, server->env);
+  quire_list_init(&call->dirty);
+  quire_list_push_back(&server->calls, &call->node);
+  server->call_count++;
+  return call;
+}
+
+void call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
+                const struct quire_http_head *head) {
+  struct quire_api_fault fault = {0};
+  size_t bytes = quire_http_body(exchange).bytes;
+  struct call *call = NULL;
+  if (bytes > (size_t)server->options->bodies_bytes - server->held_bytes) {
+    quire_api_fail(&fault, 503, "too_many_bytes", NULL, "the server holds too many large requests at the moment");
+  } else if ((call = create_call(server, exchange, kind)) == NULL) {
+    quire_api_fail(&fault, 503, "no_memory", NULL, "the server has no memory for this request");
+  }
+  if (call == NULL) {
+    server_answer_fault(server, exchange, &fault);
+    return;
+  }
+  keep_request_id(call, head);
+  quire_http_set_user(exchange, call);
+  quire_http_take_body(exchange, &call->body);
+  call->held = bytes;
+  server->held_bytes += bytes;
+  if (bytes <= SERVER_INLINE_BYTES || server->thread_count == 0) {
+    call_prepare(call);
+    call_start(call);
+    return;
+  }
+  call->working = true;
+  if (!server_post(server, (struct server_job){on_work, on_done, call})) {
+    call->working = false;
+    server->numbers.rejected++;
+    quire_api_fail(&call->fault, 429, "queue_full", NULL, "the server's queue is full; try again later");
+    answer_whole(call);
+  }
+}
+
+void call_gone(struct call *call) {
+  struct quire_server *server = call->server;
+  call->exchange = NULL;
+  server->numbers.disconnects++;
+  if (!call->working) {
+    call_destroy(call);
+  }
+}
+
+void call_abort(struct call *call) {
+  call->aborted = true;
+  for (int32_t i = 0; i < call->choice_count; i++) {
+    if (call->choices[i].open) {
+      quire_worker_cancel(call->server->model->worker, call->choices[i].ticket);
+    }
+  }
+}
+
+/* --- tokens --- */
+
+static void end_choice(struct choice *choice, enum call_finish finish) {
+  struct server_numbers *numbers = &choice->call->server->numbers;
+  QUIRE_ASSERT(choice->open && finish != FINISH_NONE);
+  choice->finish = finish;
+  numbers->finished[finish - 1]++;
+  write_finish(choice);
+  choice_close(choice);
+}
+
+/* A token of the answer's text. */
+static void push_token(struct choice *choice, int32_t token) {
+  struct quire_answer_delta delta = quire_answer_push(choice->answer, token);
+  choice->reasons = choice->reasons && delta.content_bytes == 0;
+  choice->reasoning_drawn += choice->reasons ? 1 : 0;
+  write_delta(choice, &delta);
+  if (delta.stop != QUIRE_STOP_NONE) {
+    choice->matched_stop = delta.stop;
+    end_choice(choice, FINISH_STOP);
+  }
+}
+
+static bool is_stop(const struct call *call, int32_t token) {
+  for (int32_t i = 0; i < call->stop_count; i++) {
+    if (call->stops[i] == token) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void measure_token(struct choice *choice, const struct quire_engine_event *event) {
+  struct call *call = choice->call;
+  struct server_numbers *numbers = &call->server->numbers;
+  uint64_t now = server_now(call->server);
+  if (choice->drawn == 0) {
+    choice->cached = event->cached;
+    numbers->cached_tokens += event->cached;
+    numbers->prompt_tokens += call->request.prompts[choice->prompt].count;
+    histogram_add(&numbers->ttft, (double)(now - call->begin_ns) * 1e-9);
+  } else {
+    histogram_add(&numbers->itl, (double)(now - choice->token_ns) * 1e-9);
+  }
+  call->first_ns = call->first_ns == 0 ? now : call->first_ns;
+  choice->token_ns = now;
+  choice->drawn++;
+  numbers->drawn_tokens++;
+}
+
+static void take_token(struct choice *choice, const struct quire_engine_event *event) {
+  struct call *call = choice->call;
+  bool first = choice->drawn == 0;
+  measure_token(choice, event);
+  if (first) {
+    write_prompt(choice);
+  }
+  if (choice->held_token != QUIRE_TOKEN_NONE) {
+    int32_t held = choice->held_token;
+    choice->held_token = QUIRE_TOKEN_NONE;
+    push_token(choice, held);
+    if (!choice->open) {
+      return;
+    }
+  }
+  if (call->request.logprobs) {
+    write_logprob(choice, event);
+    count_text(choice, event->token);
+  }
+  if (call->kind == QUIRE_API_GENERATE) {
+    quire_strbuf_addf(&choice->ids, "%s%d", choice->ids.bytes > 0 ? "," : "", event->token);
+    choice->fresh = true;
+  }
+  if (is_stop(call, event->token)) {
+    choice->held_token = event->token; /* text only if the answer goes on */
+  } else {
+    push_token(choice, event->token);
+  }
+}
+
+static void take_done(struct choice *choice, const struct quire_engine_event *event) {
+  struct call *call = choice->call;
+  bool stopped = event->finish == QUIRE_FINISH_STOP;
+  if (choice->drawn == 0) {
+    choice->cached = event->cached;
+    write_prompt(choice);
+  }
+  if (choice->held_token != QUIRE_TOKEN_NONE && stopped) {
+    choice->matched_token = choice->held_token;
+  }
+  if (choice->held_token != QUIRE_TOKEN_NONE && (!stopped || call->request.keep_stop)) {
+    push_token(choice, choice->held_token);
+  }
+  if (!choice->open) {
+    return;
+  }
+  struct quire_answer_delta delta = quire_answer_end(choice->answer);
+  if (delta.reasoning_bytes > 0 || delta.content_bytes > 0) {
+    write_delta(choice, &delta);
+  }
+  end_choice(choice, stopped ? FINISH_STOP : FINISH_LENGTH);
+}
+
+static void take_failed(struct choice *choice, const struct quire_engine_event *event) {
+  struct call *call = choice->call;
+  struct quire_server *server = call->server;
+  if (event->status == QUIRE_ERR_CANCELLED && call->aborted) {
+    struct quire_answer_delta delta = quire_answer_end(choice->answer);
+    write_delta(choice, &delta);
+    end_choice(choice, FINISH_ABORT);
+    return;
+  }
+  const struct quire_error *error = quire_worker_error(server->model->worker, choice->ticket);
+  struct quire_error none = {event->status, "request", "it failed"};
+  if (event->status == QUIRE_ERR_REQUEST) {
+    quire_api_fail(&call->fault, 408, "deadline", NULL, "the request took longer than %.1f s",
+                   server->options->request_seconds);
+  } else if (event->status == QUIRE_ERR_CANCELLED) {
+    quire_api_fail(&call->fault, 503, "cancelled", NULL, "the server ended the request");
+  } else {
+    fault_of(call, event->status, error != NULL ? error : &none);
+    quire_env_log(server->env, QUIRE_LOG_WARN, "request failed id=%s status=%s text=\"%s\"", call->id,
+                  quire_status_name(event->status), call->fault.message);
+  }
+  choice->finish = FINISH_ERROR;
+  server->numbers.finished[FINISH_ERROR - 1]++;
+  choice_close(choice);
+}
+
+static void take_event(struct choice *choice, const struct quire_engine_event *event) {
+  switch (event->kind) {
+  case QUIRE_EVENT_TOKEN:
+    take_token(choice, event);
+    break;
+  case QUIRE_EVENT_DONE:
+    take_done(choice, event);
+    break;
+  case QUIRE_EVENT_FAILED:
+    take_failed(choice, event);
+    break;
+  case QUIRE_EVENT_PREFILL:
+  default:
+    break;
+  }
+}
+
+/* Takes a ticket's events, unless its client has too much unread already. */
+static void take_events(struct choice *choice) {
+  struct call *call = choice->call;
+  struct quire_server *server = call->server;
+  struct quire_engine_event events[SERVER_EVENTS];
+  mark(call);
+  while (choice->open) {
+    if (call->streaming && quire_http_pending(call->exchange) + call->out.bytes >= SERVER_OUT_BYTES) {
+      choice->blocked = true;
+      return;
+    }
+    int32_t count = quire_worker_take(server->model->worker, choice->ticket, events, SERVER_EVENTS);
+    if (count == 0) {
+      return;
+    }
+    for (int32_t i = 0; i < count && choice->open; i++) {
+      take_event(choice, &events[i]);
+    }
+  }
+}
+
+void calls_pump(struct quire_server *server) {
+  quire_ticket tickets[READY_TICKETS];
+  int32_t count;
+  do {
+    count = quire_worker_ready(server->model->worker, tickets, READY_TICKETS);
+    for (int32_t i = 0; i < count; i++) {
+      struct choice *choice = tickets_find(server, tickets[i]);
+      if (choice != NULL && !choice->blocked) {
+        take_events(choice);
+      }
+    }
+  } while (count == READY_TICKETS);
+  calls_flush(server);
+}
+
+void call_room(struct call *call) {
+  struct quire_server *server = call->server;
+  for (int32_t i = 0; i < call->choice_count; i++) {
+    if (call->choices[i].blocked) {
+      call->choices[i].blocked = false;
+      take_events(&call->choices[i]);
+    }
+  }
+  calls_flush(server);
+}
+
+/* --- out --- */
+
+/* Sends what is in call->out; false when the call is gone with it. */
+static bool send_out(struct call *call) {
+  char fields[SERVER_ID_BYTES + 128];
+  bool good = !quire_strbuf_failed(&call->out);
+  if (good && !call->begun) {
+    struct quire_http_answer answer = {
+        .status = 200,
+        .type = "text/event-stream; charset=utf-8",
+        .fields = answer_fields(call, true, fields, sizeof fields),
+        .body = call->out.data,
+        .bytes = call->out.bytes,
+    };
+    call->begun = true;
+    call->server->numbers.answered[2]++;
+    call->server->numbers.streams++;
+    good = quire_http_stream_begin(call->exchange, &answer);
+  } else if (good) {
+    good = quire_http_stream_send(call->exchange, call->out.data, call->out.bytes);
+  }
+  quire_strbuf_clear(&call->out);
+  call->sent_ns = server_now(call->server);
+  if (!good) {
+    struct quire_http_exchange *exchange = call->exchange;
+    call->exchange = NULL;
+    quire_http_abort(exchange);
+    call_destroy(call);
+  }
+  return good;
+}
+
+static void flush_stream(struct call *call) {
+  bool failed = call->fault.status != 0;
+  for (int32_t i = 0; i < call->choice_count && call->kind == QUIRE_API_GENERATE && !failed; i++) {
+    if (call->choices[i].fresh) {
+      write_cumulative(&call->choices[i]);
+    }
+  }
+  bool ends = call->open == 0 || failed;
+  if (failed) {
+    write_stream_fault(call);
+  } else if (ends) {
+    write_stream_end(call);
+  }
+  if ((call->out.bytes > 0 || quire_strbuf_failed(&call->out)) && !send_out(call)) {
+    return;
+  }
+  if (ends) {
+    struct quire_http_exchange *exchange = call->exchange;
+    histogram_add(&call->server->numbers.e2e, (double)(call->sent_ns - call->begin_ns) * 1e-9);
+    call->exchange = NULL;
+    call->done = true;
+    quire_http_stream_end(exchange);
+    call_destroy(call);
+  }
+}
+
+static void flush_call(struct call *call) {
+  if (call->streaming && (call->fault.status == 0 || call->begun)) {
+    flush_stream(call);
+  } else if (call->fault.status != 0) {
+    answer_whole(call);
+  } else if (call->open == 0) {
+    histogram_add(&call->server->numbers.e2e, (double)(server_now(call->server) - call->begin_ns) * 1e-9);
+    write_whole(call);
+    answer_whole(call);
+  }
+}
+
+void calls_flush(struct quire_server *server) {
+  for (struct quire_list *node; (node = quire_list_pop_front(&server->dirty)) != NULL;) {
+    flush_call(QUIRE_LIST_OF(node, struct call, dirty));
+  }
+}
+
+/* Comments that keep a silent stream open, for who asks for them. */
+void calls_tick(struct quire_server *server, uint64_t now) {
+  double seconds = server->options->keepalive_seconds;
+  for (struct quire_list *node = server->calls.next, *next; seconds > 0 && node != &server->calls; node = next) {
+    next = node->next;
+    struct call *call = QUIRE_LIST_OF(node, struct call, node);
+    if (call->streaming && call->open > 0 && call->exchange != NULL && now > call->sent_ns &&
+        (double)(now - call->sent_ns) * 1e-9 > seconds) {
+      quire_strbuf_add_text(&call->out, ": keep-alive\n\n");
+      send_out(call);
+    }
+  }
+}
+
+void calls_destroy(struct quire_server *server) {
+  while (!quire_list_empty(&server->calls)) {
+    struct call *call = QUIRE_LIST_OF(server->calls.next, struct call, node);
+    call->working = false; /* the text threads have ended */
+    call_destroy(call);
+  }
+}

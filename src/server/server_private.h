@@ -1,0 +1,228 @@
+/* The parts of a server, for the files of this folder. */
+#ifndef QUIRE_SERVER_SERVER_PRIVATE_H
+#define QUIRE_SERVER_SERVER_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/hash.h"
+#include "base/list.h"
+#include "base/queue.h"
+#include "base/strbuf.h"
+#include "server/api_request.h"
+#include "server/server.h"
+#include "text/answer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SERVER_KEYS_MAX 1024
+#define SERVER_TEXT_THREADS_MAX 16
+#define SERVER_JOBS_MAX 1024
+#define SERVER_ID_BYTES (QUIRE_API_ID_BYTES_MAX + 16)
+/* Bodies up to this are read on the loop's thread. */
+#define SERVER_INLINE_BYTES 4096
+#define SERVER_EVENTS 64
+/* Unread output of a stream at which its tokens stay where they are. */
+#define SERVER_OUT_BYTES ((size_t)256 << 10)
+#define SERVER_BUCKETS_MAX 24
+
+enum server_state { SERVER_LOADING, SERVER_READY, SERVER_LEAVING, SERVER_DEAF };
+
+struct server_histogram {
+  const double *bounds; /* rising */
+  int count;
+  int64_t below[SERVER_BUCKETS_MAX + 1]; /* not cumulative; the last is above all bounds */
+  double sum;
+};
+
+/* Counters of the loop's thread. */
+struct server_numbers {
+  struct server_histogram ttft, itl, e2e, queue;
+  int64_t answered[6]; /* by hundreds of the status */
+  int64_t finished[4]; /* stop, length, abort, error */
+  int64_t disconnects, prompt_tokens, cached_tokens, drawn_tokens, rejected, streams;
+};
+
+enum call_finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR };
+
+struct call;
+
+/* One sequence of a request: a prompt and one of its n answers. */
+struct choice {
+  struct call *call;
+  int32_t index; /* in the answer */
+  int32_t prompt;
+  quire_ticket ticket;
+  struct quire_answer *answer;
+  bool open;    /* has a ticket whose end was not seen */
+  bool blocked; /* events wait until its client has read */
+  bool begun;   /* something of it was sent */
+  bool fresh;   /* generate: there is more than was sent */
+  bool reasons; /* inside its reasoning */
+  enum call_finish finish;
+  int32_t matched_stop;  /* index of a stop string, or QUIRE_STOP_NONE */
+  int32_t matched_token; /* stop token, or QUIRE_TOKEN_NONE */
+  int32_t drawn, reasoning_drawn, cached;
+  uint64_t token_ns;                           /* when the last one came */
+  size_t text_characters;                      /* of its tokens so far, for offsets */
+  int32_t held_token;                          /* a stop token: whether it ended the answer the next event says */
+  struct quire_strbuf content, reasoning, ids; /* whole answers and generate */
+  /* log-probabilities not sent yet, each a list without its brackets */
+  struct quire_strbuf lp_tokens, lp_values, lp_tops, lp_offsets;
+  struct quire_strbuf lp_prompt, lp_prompt_tops; /* generate: of the prompt */
+};
+
+/* One request for text, from its arrival to its last byte. */
+struct call {
+  struct quire_list node;  /* in server->calls */
+  struct quire_list dirty; /* in server->dirty */
+  struct quire_server *server;
+  struct quire_http_exchange *exchange; /* NULL: the client has left */
+  char id[SERVER_ID_BYTES];             /* of the answer */
+  char request_id[SERVER_ID_BYTES];     /* X-Request-Id of the client, or empty */
+  enum quire_api_kind kind;
+  bool working;  /* a text thread has it */
+  bool prepared; /* request and prompts are good */
+  bool streaming, aborted;
+  bool begun;                                        /* the head of a stream is out */
+  bool done;                                         /* answered to the end */
+  size_t held;                                       /* of server->held_bytes */
+  int32_t stops[QUIRE_ENGINE_STOPS_MAX], stop_count; /* tokens that end an answer */
+  struct quire_strbuf body, out, head;               /* head: what every chunk begins with */
+  struct quire_api_request request;
+  struct quire_api_fault fault;
+  bool thinking; /* the prompt opened a reasoning block */
+  int32_t max_tokens;
+  struct choice *choices;
+  int32_t choice_count, open;
+  int64_t created; /* seconds since 1970 */
+  uint64_t begin_ns, first_ns, sent_ns;
+};
+
+/* Work for a text thread, and back. */
+struct server_job {
+  void (*work)(void *context); /* a text thread */
+  void (*done)(void *context); /* the loop's thread */
+  void *context;
+};
+
+struct ticket_slot {
+  uint64_t ticket;
+  struct choice *choice;
+};
+
+struct quire_server {
+  const struct quire_env *env;
+  const struct quire_server_options *options;
+  struct quire_loop *loop;
+  struct quire_http_server *http;
+  struct quire_loop_watch *wake_watch, *worker_watch, *tick;
+  int wake_fd;
+  _Atomic(const struct quire_server_model *) offered; /* by attach */
+  atomic_bool drain_asked;
+  const struct quire_server_model *model; /* NULL while loading */
+  enum server_state state;
+  uint64_t state_ns; /* when it began */
+  int64_t started_seconds;
+  struct quire_queue *jobs, *jobs_done;
+  pthread_t threads[SERVER_TEXT_THREADS_MAX];
+  int thread_count, jobs_open;
+  struct quire_sha256 *keys; /* [key_count] */
+  int key_count;
+  struct quire_list calls, dirty, text_jobs;
+  bool worker_failed; /* seen by the last tick */
+  int32_t call_count;
+  size_t held_bytes; /* bodies that text threads have or wait for */
+  struct ticket_slot *slots;
+  int32_t slot_count; /* a power of two */
+  int32_t tickets;
+  struct server_numbers numbers;
+  double throughput;         /* tokens a second, of the last second */
+  int64_t throughput_tokens; /* drawn when it was computed */
+  uint64_t throughput_ns;
+};
+
+/* --- server.c --- */
+uint64_t server_now(const struct quire_server *server);
+/* Name under which the model is served. */
+const char *server_model_name(const struct quire_server *server);
+/* False: the queue of jobs is full. */
+bool server_post(struct quire_server *server, struct server_job job);
+
+/* --- tickets.c --- */
+bool tickets_create(struct quire_server *server);
+/* Room for more tickets; false: no memory. */
+bool tickets_reserve(struct quire_server *server, int32_t more);
+void tickets_put(struct quire_server *server, quire_ticket ticket, struct choice *choice);
+struct choice *tickets_find(const struct quire_server *server, quire_ticket ticket);
+void tickets_remove(struct quire_server *server, quire_ticket ticket);
+
+/* --- routes.c --- */
+struct quire_http_handler server_handler(struct quire_server *server);
+bool server_read_keys(struct quire_server *server, struct quire_error *error_out);
+/* Answers with JSON, or with a fault; ends the exchange. */
+void server_answer(struct quire_server *server, struct quire_http_exchange *exchange, int status, const char *type,
+                   struct quire_strbuf *body);
+void server_answer_fault(struct quire_server *server, struct quire_http_exchange *exchange,
+                         const struct quire_api_fault *fault);
+
+/* Drops jobs whose threads have ended. */
+void text_jobs_destroy(struct quire_server *server);
+
+/* --- infos.c: bodies of answers that describe the server --- */
+void info_version(struct quire_server *server, struct quire_strbuf *out);
+void info_models(struct quire_server *server, struct quire_strbuf *out);
+void info_model(struct quire_server *server, struct quire_strbuf *out);
+void info_server(struct quire_server *server, struct quire_strbuf *out);
+void info_loads(struct quire_server *server, struct quire_strbuf *out);
+void server_metrics(struct quire_server *server, struct quire_strbuf *out);
+void numbers_init(struct server_numbers *numbers);
+void histogram_add(struct server_histogram *histogram, double value);
+
+/* --- calls.c --- */
+/* Takes the exchange's body and answers in time. */
+void call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
+                const struct quire_http_head *head);
+void call_gone(struct call *call);
+/* Its client has read: events that waited are taken. */
+void call_room(struct call *call);
+/* Ends what it runs; it answers with what there is. */
+void call_abort(struct call *call);
+/* News of the worker. */
+void calls_pump(struct quire_server *server);
+/* Sends what was written since the last time. */
+void calls_flush(struct quire_server *server);
+void calls_tick(struct quire_server *server, uint64_t now);
+/* Drops all without answers; after the loop. */
+void calls_destroy(struct quire_server *server);
+
+/* --- prepare.c --- */
+/* Any thread: reads the body, renders and tokenises. Sets prepared, or fault. */
+void call_prepare(struct call *call);
+/* Work on text that is answered at once; tokenize and detokenize bodies to their answers. */
+bool text_tokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
+                   struct quire_api_fault *fault);
+bool text_detokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
+                     struct quire_api_fault *fault);
+
+/* --- writes.c --- */
+/* Text that became certain, for the stream or the whole answer. */
+void write_delta(struct choice *choice, const struct quire_answer_delta *delta);
+void write_prompt(struct choice *choice);
+void write_logprob(struct choice *choice, const struct quire_engine_event *event);
+/* Counts a token's characters for the offsets of those behind it. */
+void count_text(struct choice *choice, int32_t token);
+void write_finish(struct choice *choice);
+/* generate: everything so far. */
+void write_cumulative(struct choice *choice);
+void write_stream_end(struct call *call);
+void write_stream_fault(struct call *call);
+/* The whole answer, into call->out. */
+void write_whole(struct call *call);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,778 @@
+/* The server as its clients see it: every interface, every refusal, streams to the byte, and what happens when clients
+ * leave, do not read, or a signal comes. */
+// ctest: timeout=120
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "support/served.h"
+
+static struct served served;
+
+static int setup(void **state) {
+  (void)state;
+  served_open(&served, &(struct served_config){0});
+  return 0;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  served_check_empty(&served);
+  served_close(&served);
+  return 0;
+}
+
+static json_t *parse(const struct reply *reply) {
+  json_error_t error;
+  json_t *root = json_loadb(reply->body, reply->bytes, JSON_ALLOW_NUL, &error);
+  if (root == NULL) {
+    fail_msg("no JSON (%s): %s", error.text, reply->body);
+  }
+  return root;
+}
+
+static json_t *ask(const char *path, const char *body, int status) {
+  struct reply reply;
+  client_ask(served.port, body != NULL ? "POST" : "GET", path, body, &reply);
+  if (reply.status != status || !reply.complete) {
+    fail_msg("%s %s: %d, not %d: %s", path, body != NULL ? body : "", reply.status, status, reply.body);
+  }
+  json_t *root = parse(&reply);
+  reply_free(&reply);
+  return root;
+}
+
+/* The member at "a.0.b" of a value; NULL where there is none. */
+static const json_t *at(const json_t *value, const char *path) {
+  char text[128];
+  snprintf(text, sizeof text, "%s", path);
+  for (char *save = NULL, *word = strtok_r(text, ".", &save); word != NULL; word = strtok_r(NULL, ".", &save)) {
+    value = json_is_array(value) ? json_array_get(value, (size_t)atoi(word)) : json_object_get(value, word);
+  }
+  return value;
+}
+
+static const char *text_at(const json_t *value, const char *path) {
+  const char *text = json_string_value(at(value, path));
+  if (text == NULL) {
+    fail_msg("no text at %s", path);
+  }
+  return text;
+}
+
+static int64_t int_at(const json_t *value, const char *path) {
+  if (!json_is_integer(at(value, path))) {
+    fail_msg("no integer at %s", path);
+  }
+  return json_integer_value(at(value, path));
+}
+
+/* --- refusals --- */
+
+struct bad {
+  const char *path, *body;
+  int status;
+  const char *code, *param; /* param NULL: null */
+};
+
+#define CHAT "/v1/chat/completions"
+#define TEXT "/v1/completions"
+#define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
+
+static const struct bad bads[] = {
+    {TEXT, "", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":", 400, "invalid_json", NULL},
+    {TEXT, "[1]", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"\xff\"}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\",\"prompt\":\"b\"}", 400, "invalid_json", NULL},
+    {TEXT, "{}", 400, "missing_required_parameter", "prompt"},
+    {TEXT, "{\"prompt\":5}", 400, "invalid_type", "prompt"},
+    {TEXT, "{\"prompt\":[]}", 400, "invalid_value", "prompt"},
+    {TEXT, "{\"prompt\":\"\"}", 400, "invalid_value", "prompt"},
+    {TEXT, "{\"prompt\":[\"a\",5]}", 400, "invalid_type", "prompt"},
+    {TEXT, "{\"prompt\":[1,-1]}", 400, "invalid_value", "prompt"},
+    {TEXT, "{\"prompt\":[1,4096]}", 400, "invalid_value", "prompt"},
+    {TEXT, "{\"prompt\":\"a\",\"model\":\"other\"}", 404, "model_not_found", "model"},
+    {TEXT, "{\"prompt\":\"a\",\"model\":7}", 400, "invalid_type", "model"},
+    {TEXT, "{\"prompt\":\"a\",\"temperature\":-0.1}", 400, "invalid_value", "temperature"},
+    {TEXT, "{\"prompt\":\"a\",\"temperature\":\"hot\"}", 400, "invalid_type", "temperature"},
+    {TEXT, "{\"prompt\":\"a\",\"temperature\":1e400}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\",\"top_p\":1.5}", 400, "invalid_value", "top_p"},
+    {TEXT, "{\"prompt\":\"a\",\"top_k\":-2}", 400, "invalid_value", "top_k"},
+    {TEXT, "{\"prompt\":\"a\",\"min_p\":2}", 400, "invalid_value", "min_p"},
+    {TEXT, "{\"prompt\":\"a\",\"presence_penalty\":3}", 400, "invalid_value", "presence_penalty"},
+    {TEXT, "{\"prompt\":\"a\",\"repetition_penalty\":0}", 400, "invalid_value", "repetition_penalty"},
+    {TEXT, "{\"prompt\":\"a\",\"max_tokens\":0}", 400, "invalid_value", "max_tokens"},
+    {TEXT, "{\"prompt\":\"a\",\"max_tokens\":1.5}", 400, "invalid_type", "max_tokens"},
+    {TEXT, "{\"prompt\":\"a\",\"max_tokens\":5000}", 400, "context_length_exceeded", "max_tokens"},
+    {TEXT, "{\"prompt\":\"a\",\"min_tokens\":17}", 400, "invalid_value", "min_tokens"},
+    {TEXT, "{\"prompt\":\"a\",\"n\":0}", 400, "invalid_value", "n"},
+    {TEXT, "{\"prompt\":[\"a\",\"b\"],\"n\":129}", 400, "invalid_value", "n"},
+    {TEXT, "{\"prompt\":\"a\",\"best_of\":2}", 400, "unsupported_value", "best_of"},
+    {TEXT, "{\"prompt\":\"a\",\"seed\":1e30}", 400, "invalid_type", "seed"},
+    {TEXT, "{\"prompt\":\"a\",\"stop\":[\"\"]}", 400, "invalid_value", "stop"},
+    {TEXT, "{\"prompt\":\"a\",\"stop\":{}}", 400, "invalid_type", "stop"},
+    {TEXT, "{\"prompt\":\"a\",\"stop_token_ids\":[-1]}", 400, "invalid_type", "stop_token_ids"},
+    {TEXT, "{\"prompt\":\"a\",\"logit_bias\":{\"x\":1}}", 400, "invalid_value", "logit_bias"},
+    {TEXT, "{\"prompt\":\"a\",\"logit_bias\":{\"5\":101}}", 400, "invalid_value", "logit_bias"},
+    {TEXT, "{\"prompt\":\"a\",\"logprobs\":21}", 400, "invalid_value", "logprobs"},
+    {TEXT, "{\"prompt\":\"a\",\"stream\":1}", 400, "invalid_type", "stream"},
+    {TEXT, "{\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}", 400, "invalid_value", "stream_options"},
+    {TEXT, "{\"prompt\":\"a\",\"lora_path\":\"x\"}", 400, "unsupported_value", "lora_path"},
+    {TEXT, "{\"prompt\":\"a\",\"bootstrap_room\":5}", 400, "unsupported_value", "bootstrap_room"},
+    {CHAT, "{}", 400, "missing_required_parameter", "messages"},
+    {CHAT, "{\"messages\":[]}", 400, "invalid_value", "messages"},
+    {CHAT, "{\"messages\":[5]}", 400, "invalid_type", "messages[0]"},
+    {CHAT, "{\"messages\":[{\"role\":\"alien\",\"content\":\"x\"}]}", 400, "unsupported_value", "messages[0]"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\"}]}", 400, "invalid_value", "messages[0]"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400, "unsupported_value",
+     "messages[0].content"},
+    {CHAT, "{" MESSAGES ",\"tools\":[{\"type\":\"function\"}]}", 400, "unsupported_value", "tools"},
+    {CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_object\"}}", 400, "unsupported_value",
+     "response_format"},
+    {CHAT, "{" MESSAGES ",\"top_logprobs\":3}", 400, "invalid_value", "top_logprobs"},
+    {CHAT, "{" MESSAGES ",\"max_completion_tokens\":0}", 400, "invalid_value", "max_completion_tokens"},
+    {"/generate", "{}", 400, "missing_required_parameter", "text"},
+    {"/generate", "{\"text\":\"x\",\"sampling_params\":{\"top_p\":7}}", 400, "invalid_value", "top_p"},
+    {"/generate", "{\"text\":\"x\",\"sampling_params\":{\"n\":\"1\"}}", 400, "invalid_type", "sampling_params.n"},
+    {"/tokenize", "{\"prompt\":5}", 400, "invalid_type", "prompt"},
+    {"/detokenize", "{\"tokens\":[4096]}", 400, "invalid_value", "tokens"},
+    {"/abort_request", "{}", 400, "missing_required_parameter", "rid"},
+    {"/nowhere", "{}", 404, "not_found", NULL},
+    {"/v1/models", "{}", 405, "method_not_allowed", NULL},
+};
+
+static void bad_input(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof bads / sizeof bads[0]; i++) {
+    const struct bad *bad = &bads[i];
+    json_t *root = ask(bad->path, bad->body, bad->status);
+    const char *code = json_string_value(at(root, "error.code")), *param = json_string_value(at(root, "error.param"));
+    bool right = code != NULL && strcmp(code, bad->code) == 0 &&
+                 (bad->param == NULL ? param == NULL : param != NULL && strstr(param, bad->param) != NULL);
+    if (!right || strlen(text_at(root, "error.message")) < 10 || strlen(text_at(root, "error.type")) < 5) {
+      fail_msg("%s: code %s, param %s", bad->body, code, param);
+    }
+    json_decref(root);
+  }
+}
+
+static void long_prompts(void **state) {
+  (void)state;
+  enum { BYTES = 300000 };
+  char *body = malloc(BYTES + 64);
+  assert_non_null(body);
+  int head = sprintf(body, "{\"max_tokens\":1,\"prompt\":\"");
+  memset(body + head, 'z', BYTES);
+  memcpy(body + head + BYTES, "\"}", 3);
+  json_t *root = ask(TEXT, body, 400);
+  assert_string_equal(text_at(root, "error.code"), "context_length_exceeded");
+  json_decref(root);
+  /* a large body that fits goes through a text thread */
+  for (int i = 0; i < 9000; i++) {
+    body[head + i] = "a b c d e "[i % 10];
+  }
+  memcpy(body + head + 3000, "\",\"user\":\"", 10);
+  memcpy(body + head + 9000, "\"}", 3);
+  root = ask(TEXT, body, 200);
+  assert_true(int_at(root, "usage.prompt_tokens") > 1000);
+  json_decref(root);
+  free(body);
+}
+
+/* --- answers --- */
+
+static void completion(void **state) {
+  (void)state;
+  json_t *root = ask(TEXT,
+                     "{\"model\":\"quire-sim\",\"prompt\":\"Once upon\",\"max_tokens\":8,\"seed\":5,\"ignore_eos\":"
+                     "true,\"unknown\":1,\"logprobs\":null,\"stop\":null,\"best_of\":1}",
+                     200);
+  assert_string_equal(text_at(root, "object"), "text_completion");
+  assert_string_equal(text_at(root, "model"), "quire-sim");
+  assert_memory_equal(text_at(root, "id"), "cmpl-", 5);
+  assert_string_equal(text_at(root, "choices.0.finish_reason"), "length");
+  assert_int_equal(int_at(root, "usage.completion_tokens"), 8);
+  assert_int_equal(int_at(root, "usage.total_tokens"), int_at(root, "usage.prompt_tokens") + 8);
+  assert_true(int_at(root, "created") > 1600000000);
+  json_decref(root);
+}
+
+static void completion_cached(void **state) {
+  (void)state;
+  char body[4096];
+  int bytes = sprintf(body, "{\"max_tokens\":2,\"prompt\":[");
+  for (int i = 0; i < 300; i++) {
+    bytes += sprintf(body + bytes, "%s%d", i > 0 ? "," : "", 100 + i * 7 % 3000);
+  }
+  sprintf(body + bytes, "]}");
+  json_t *first = ask(TEXT, body, 200), *second = ask(TEXT, body, 200);
+  assert_int_equal(int_at(first, "usage.prompt_tokens"), 300);
+  assert_int_equal(int_at(first, "usage.prompt_tokens_details.cached_tokens"), 0);
+  assert_int_equal(int_at(second, "usage.prompt_tokens_details.cached_tokens"), 256);
+  assert_int_equal(int_at(second, "usage.prompt_tokens_details.cached_tokens_by_place.device"), 256);
+  json_decref(first);
+  json_decref(second);
+  json_decref(ask("/flush_cache", "{}", 200));
+}
+
+/* Choice i of n is the answer to seed + i alone; prompts of a list come in their order. */
+static void many_choices(void **state) {
+  (void)state;
+  json_t *many = ask(
+      TEXT, "{\"prompt\":[\"Once upon\",\"The sea\"],\"n\":3,\"max_tokens\":9,\"seed\":40,\"ignore_eos\":true}", 200);
+  assert_int_equal(json_array_size(at(many, "choices")), 6);
+  for (int i = 0; i < 6; i++) {
+    char body[256], path[64];
+    sprintf(body, "{\"prompt\":\"%s\",\"max_tokens\":9,\"seed\":%d,\"ignore_eos\":true}",
+            i < 3 ? "Once upon" : "The sea", 40 + i % 3);
+    json_t *one = ask(TEXT, body, 200);
+    sprintf(path, "choices.%d.text", i);
+    assert_string_equal(text_at(many, path), text_at(one, "choices.0.text"));
+    sprintf(path, "choices.%d.index", i);
+    assert_int_equal(int_at(many, path), i);
+    json_decref(one);
+  }
+  assert_int_equal(int_at(many, "usage.completion_tokens"), 54);
+  json_decref(many);
+}
+
+/* A stop string cuts the text in front of it, wherever tokens end; a stop token is not part of it. */
+static void stops(void **state) {
+  (void)state;
+  json_t *whole = ask(
+      TEXT, "{\"prompt\":\"Once\",\"max_tokens\":60,\"seed\":3,\"ignore_eos\":true,\"skip_special_tokens\":true}", 200);
+  const char *text = text_at(whole, "choices.0.text");
+  size_t begin = 20;
+  while (((unsigned char)text[begin] & 0x80) != 0 || ((unsigned char)text[begin + 1] & 0x80) != 0 ||
+         ((unsigned char)text[begin + 2] & 0x80) != 0) {
+    begin++;
+  }
+  char stop[4] = {text[begin], text[begin + 1], text[begin + 2], 0}, escaped[32];
+  int used = 0;
+  for (int i = 0; i < 3; i++) {
+    used += sprintf(escaped + used, "\\u%04x", (unsigned char)stop[i]);
+  }
+  char body[512];
+  sprintf(body, "{\"prompt\":\"Once\",\"max_tokens\":60,\"seed\":3,\"ignore_eos\":true,\"stop\":[\"%s\"]}", escaped);
+  json_t *cut = ask(TEXT, body, 200);
+  const char *first = strstr(text, stop);
+  assert_string_equal(text_at(cut, "choices.0.finish_reason"), "stop");
+  assert_string_equal(text_at(cut, "choices.0.matched_stop"), stop);
+  assert_int_equal(strlen(text_at(cut, "choices.0.text")), (size_t)(first - text));
+  assert_memory_equal(text_at(cut, "choices.0.text"), text, (size_t)(first - text));
+  json_decref(cut);
+  json_decref(whole);
+  json_t *ids =
+      ask("/generate", "{\"text\":\"Once\",\"sampling_params\":{\"max_new_tokens\":12,\"seed\":3,\"ignore_eos\":true}}",
+          200);
+  int64_t fifth = int_at(ids, "output_ids.4");
+  sprintf(body,
+          "{\"text\":\"Once\",\"sampling_params\":{\"max_new_tokens\":12,\"seed\":3,\"ignore_eos\":true,\"stop_token_"
+          "ids\":[%lld]}}",
+          (long long)fifth);
+  cut = ask("/generate", body, 200);
+  assert_string_equal(text_at(cut, "meta_info.finish_reason.type"), "stop");
+  assert_int_equal(int_at(cut, "meta_info.finish_reason.matched"), fifth);
+  assert_true(int_at(cut, "meta_info.completion_tokens") <= 5);
+  json_decref(cut);
+  json_decref(ids);
+}
+
+static void logprobs(void **state) {
+  (void)state;
+  json_t *chat = ask(
+      CHAT, "{" MESSAGES ",\"max_tokens\":5,\"seed\":1,\"ignore_eos\":true,\"logprobs\":true,\"top_logprobs\":2}", 200);
+  assert_int_equal(json_array_size(at(chat, "choices.0.logprobs.content")), 5);
+  assert_true(json_is_number(at(chat, "choices.0.logprobs.content.4.logprob")));
+  assert_true(json_is_string(at(chat, "choices.0.logprobs.content.4.token")));
+  assert_true(json_is_array(at(chat, "choices.0.logprobs.content.4.bytes")));
+  assert_true(json_is_array(at(chat, "choices.0.logprobs.content.4.top_logprobs")));
+  json_decref(chat);
+  json_t *text = ask(
+      TEXT,
+      "{\"prompt\":\"Once upon a time\",\"max_tokens\":3,\"seed\":1,\"ignore_eos\":true,\"logprobs\":1,\"echo\":true}",
+      200);
+  int64_t prompt = int_at(text, "usage.prompt_tokens");
+  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.tokens")), (size_t)prompt + 3);
+  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.token_logprobs")), (size_t)prompt + 3);
+  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.top_logprobs")), (size_t)prompt + 3);
+  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.text_offset")), (size_t)prompt + 3);
+  assert_true(json_is_null(at(text, "choices.0.logprobs.token_logprobs.0")));
+  assert_int_equal(int_at(text, "choices.0.logprobs.text_offset.0"), 0);
+  assert_memory_equal(text_at(text, "choices.0.text"), "Once upon a time", 16);
+  json_decref(text);
+  json_t *generate =
+      ask("/generate",
+          "{\"text\":\"Once upon\",\"return_logprob\":true,\"logprob_start_len\":0,\"top_logprobs_num\":1,"
+          "\"sampling_params\":{\"max_new_tokens\":4,\"ignore_eos\":true}}",
+          200);
+  assert_int_equal(json_array_size(at(generate, "meta_info.output_token_logprobs")), 4);
+  assert_int_equal((int64_t)json_array_size(at(generate, "meta_info.input_token_logprobs")),
+                   int_at(generate, "meta_info.prompt_tokens"));
+  assert_int_equal(int_at(generate, "meta_info.output_token_logprobs.2.1"), int_at(generate, "output_ids.2"));
+  json_decref(generate);
+}
+
+static void echo_alone(void **state) {
+  (void)state;
+  json_t *root = ask(TEXT, "{\"prompt\":\"Once upon\",\"max_tokens\":0,\"echo\":true}", 200);
+  assert_string_equal(text_at(root, "choices.0.text"), "Once upon");
+  assert_int_equal(int_at(root, "usage.completion_tokens"), 0);
+  json_decref(root);
+}
+
+/* --- streams --- */
+
+/* The events of a stream: each "data: JSON" and an empty line, the last one [DONE]. Returns their number. */
+static int events_of(const struct reply *reply, json_t **events_out, int max) {
+  int count = 0;
+  const char *at = reply->body;
+  for (;;) {
+    const char *end = strstr(at, "\n\n");
+    assert_non_null(end);
+    assert_memory_equal(at, "data: ", 6);
+    assert_null(memchr(at, '\n', (size_t)(end - at)));
+    if (end - at == 12 && memcmp(at, "data: [DONE]", 12) == 0) {
+      assert_string_equal(end, "\n\n");
+      return count;
+    }
+    assert_true(count < max);
+    events_out[count] = json_loadb(at + 6, (size_t)(end - at) - 6, 0, NULL);
+    assert_non_null(events_out[count]);
+    count++;
+    at = end + 2;
+  }
+}
+
+static int stream(const char *path, const char *body, json_t **events_out, int max) {
+  struct reply reply;
+  client_ask(served.port, "POST", path, body, &reply);
+  assert_int_equal(reply.status, 200);
+  assert_true(reply.complete);
+  assert_non_null(strstr(reply.head, "Content-Type: text/event-stream"));
+  assert_non_null(strstr(reply.head, "Cache-Control: no-cache"));
+  int count = events_of(&reply, events_out, max);
+  reply_free(&reply);
+  return count;
+}
+
+enum { EVENTS_MAX = 300 };
+
+static void free_events(json_t **events, int count) {
+  for (int i = 0; i < count; i++) {
+    json_decref(events[i]);
+  }
+}
+
+static void chat_stream(void **state) {
+  (void)state;
+  json_t *events[EVENTS_MAX];
+  char joined[8192] = "";
+  int count = stream(CHAT, "{" MESSAGES ",\"max_tokens\":30,\"seed\":9,\"ignore_eos\":true,\"stream\":true}", events,
+                     EVENTS_MAX);
+  json_t *whole = ask(CHAT, "{" MESSAGES ",\"max_tokens\":30,\"seed\":9,\"ignore_eos\":true}", 200);
+  for (int i = 0; i < count; i++) {
+    assert_string_equal(text_at(events[i], "object"), "chat.completion.chunk");
+    assert_string_equal(text_at(events[i], "id"), text_at(events[0], "id"));
+    assert_int_equal(json_array_size(at(events[i], "choices")), 1);
+    assert_null(at(events[i], "usage"));
+    assert_true(i == count - 1 || json_is_null(at(events[i], "choices.0.finish_reason")));
+    if (i > 0 && i < count - 1) {
+      strcat(joined, text_at(events[i], "choices.0.delta.content"));
+    }
+  }
+  assert_string_equal(text_at(events[0], "choices.0.delta.role"), "assistant");
+  assert_string_equal(text_at(events[0], "choices.0.delta.content"), "");
+  assert_int_equal(json_object_size(at(events[count - 1], "choices.0.delta")), 0);
+  assert_string_equal(text_at(events[count - 1], "choices.0.finish_reason"), "length");
+  assert_string_equal(joined, text_at(whole, "choices.0.message.content"));
+  free_events(events, count);
+  json_decref(whole);
+}
+
+static void usage_in_stream(void **state) {
+  (void)state;
+  json_t *events[EVENTS_MAX];
+  int count = stream(TEXT,
+                     "{\"prompt\":\"Once\",\"max_tokens\":6,\"ignore_eos\":true,\"stream\":true,\"stream_options\":{"
+                     "\"include_usage\":true}}",
+                     events, EVENTS_MAX);
+  for (int i = 0; i < count - 1; i++) {
+    assert_true(json_is_null(at(events[i], "usage")));
+    assert_int_equal(json_array_size(at(events[i], "choices")), 1);
+  }
+  assert_int_equal(json_array_size(at(events[count - 1], "choices")), 0);
+  assert_int_equal(int_at(events[count - 1], "usage.completion_tokens"), 6);
+  free_events(events, count);
+  count = stream(TEXT,
+                 "{\"prompt\":\"Once\",\"max_tokens\":6,\"ignore_eos\":true,\"stream\":true,\"stream_options\":{"
+                 "\"include_usage\":true,"
+                 "\"continuous_usage_stats\":true}}",
+                 events, EVENTS_MAX);
+  int64_t before = 0;
+  for (int i = 0; i < count; i++) {
+    assert_true(int_at(events[i], "usage.completion_tokens") >= before);
+    before = int_at(events[i], "usage.completion_tokens");
+  }
+  assert_int_equal(before, 6);
+  free_events(events, count);
+}
+
+/* Choices of a stream are told apart by index; joined they are the whole answer's. Log-probabilities come one a token. */
+static void stream_of_choices(void **state) {
+  (void)state;
+  json_t *events[EVENTS_MAX];
+  char joined[3][4096] = {"", "", ""};
+  int tokens[3] = {0};
+  int count = stream(TEXT,
+                     "{\"prompt\":\"Once\",\"n\":3,\"seed\":8,\"max_tokens\":20,\"ignore_eos\":true,\"stream\":true,"
+                     "\"logprobs\":0,\"echo\":true}",
+                     events, EVENTS_MAX);
+  json_t *whole =
+      ask(TEXT,
+          "{\"prompt\":\"Once\",\"n\":3,\"seed\":8,\"max_tokens\":20,\"ignore_eos\":true,\"logprobs\":0,\"echo\":true}",
+          200);
+  for (int i = 0; i < count; i++) {
+    int64_t index = int_at(events[i], "choices.0.index");
+    strcat(joined[index], text_at(events[i], "choices.0.text"));
+    tokens[index] += (int)json_array_size(at(events[i], "choices.0.logprobs.tokens"));
+  }
+  for (int i = 0; i < 3; i++) {
+    char path[64];
+    sprintf(path, "choices.%d.text", i);
+    assert_string_equal(joined[i], text_at(whole, path));
+    sprintf(path, "choices.%d.logprobs.tokens", i);
+    assert_int_equal(tokens[i], (int)json_array_size(at(whole, path)));
+  }
+  free_events(events, count);
+  json_decref(whole);
+}
+
+static void generate_stream(void **state) {
+  (void)state;
+  json_t *events[EVENTS_MAX];
+  const char *body = "{\"text\":\"Once\",\"rid\":\"my-id\",\"stream\":true,\"sampling_params\":{\"max_new_tokens\":9,"
+                     "\"seed\":2,\"ignore_eos\":true}}";
+  int count = stream("/generate", body, events, EVENTS_MAX);
+  assert_true(count >= 1);
+  for (int i = 1; i < count; i++) {
+    const char *before = text_at(events[i - 1], "text"), *now = text_at(events[i], "text");
+    assert_memory_equal(now, before, strlen(before));
+  }
+  assert_string_equal(text_at(events[count - 1], "meta_info.id"), "my-id");
+  assert_int_equal(int_at(events[count - 1], "meta_info.completion_tokens"), 9);
+  assert_string_equal(text_at(events[count - 1], "meta_info.finish_reason.type"), "length");
+  free_events(events, count);
+}
+
+/* --- the rest of the interface --- */
+
+static void descriptions(void **state) {
+  (void)state;
+  static const char *const paths[] = {
+      "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/loads?include=core",
+      "/version",    "/debug/check",    "/health",      "/livez",           "/readyz"};
+  for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+    json_decref(ask(paths[i], NULL, 200));
+  }
+  json_t *models = ask("/v1/models", NULL, 200);
+  assert_string_equal(text_at(models, "data.0.id"), "quire-sim");
+  assert_string_equal(text_at(models, "data.0.owned_by"), "quire");
+  assert_int_equal(int_at(models, "data.0.max_model_len"), 4096);
+  json_decref(models);
+  json_t *tokens = ask("/tokenize", "{\"prompt\":\"Once upon a time\"}", 200);
+  char body[256] = "{\"tokens\":";
+  char *list = json_dumps(at(tokens, "tokens"), JSON_COMPACT);
+  assert_int_equal(int_at(tokens, "count"), (int64_t)json_array_size(at(tokens, "tokens")));
+  strcat(strcat(body, list), "}");
+  json_t *back = ask("/detokenize", body, 200);
+  assert_string_equal(text_at(back, "prompt"), "Once upon a time");
+  json_decref(back);
+  json_decref(tokens);
+  free(list);
+  struct reply reply;
+  client_ask(served.port, "GET", "/metrics", NULL, &reply);
+  assert_int_equal(reply.status, 200);
+  assert_non_null(strstr(reply.body, "\nquire_time_to_first_token_seconds_bucket{le=\"+Inf\"} "));
+  assert_null(strstr(reply.body, "sglang:"));
+  reply_free(&reply);
+  client_ask(served.port, "DELETE", "/v1/models", NULL, &reply);
+  assert_int_equal(reply.status, 405);
+  assert_non_null(strstr(reply.head, "Allow: GET\r\n"));
+  reply_free(&reply);
+}
+
+static void request_id_comes_back(void **state) {
+  (void)state;
+  struct reply reply;
+  int fd = client_connect(served.port);
+  client_send(fd, "POST", TEXT, "X-Request-Id: abc-123\r\n", "{\"prompt\":\"a\",\"max_tokens\":1}");
+  client_receive(fd, &reply);
+  assert_non_null(strstr(reply.head, "X-Request-Id: abc-123\r\n"));
+  reply_free(&reply);
+  client_send(fd, "POST", TEXT, "X-Request-Id: abc-124\r\n", "{\"prompt\":\"a\",\"max_tokens\":1,\"stream\":true}");
+  client_receive(fd, &reply);
+  assert_non_null(strstr(reply.head, "X-Request-Id: abc-124\r\n"));
+  reply_free(&reply);
+  close(fd);
+}
+
+/* --- clients that leave or do not read; signals --- */
+
+static void wait_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
+
+static void large_context(struct served *other, void (*change)(struct quire_server_options *)) {
+  served_open(other,
+              &(struct served_config){
+                  .running_max = 2, .queue_max = 2, .ctx_tokens = 1 << 20, .cache_tokens = 3 << 20, .change = change});
+}
+
+/* Whoever does not read holds no memory: its tokens are not drawn. Then it reads, and gets all of them. */
+static void slow_reader(void **state) {
+  (void)state;
+  struct served other;
+  struct quire_worker_stats before, after;
+  large_context(&other, NULL);
+  int fd = client_connect(other.port), small = 64 << 10;
+  setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+  client_send(fd, "POST", TEXT, NULL,
+              "{\"prompt\":\"a\",\"max_tokens\":60000,\"ignore_eos\":true,\"stream\":true,"
+              "\"stream_options\":{\"include_usage\":true}}");
+  wait_ms(600);
+  quire_worker_stats(other.worker, &before);
+  wait_ms(300);
+  quire_worker_stats(other.worker, &after);
+  assert_int_equal(before.engine.drawn_tokens, after.engine.drawn_tokens);
+  assert_true(after.engine.drawn_tokens > 100 && after.engine.drawn_tokens < 60000);
+  struct reply reply;
+  client_receive(fd, &reply);
+  assert_true(reply.complete);
+  assert_non_null(strstr(reply.body, "\"completion_tokens\":60000,"));
+  reply_free(&reply);
+  close(fd);
+  served_check_empty(&other);
+  served_close(&other);
+}
+
+static void short_write(struct quire_server_options *options) { options->write_seconds = 0.5; }
+
+static void dead_reader(void **state) {
+  (void)state;
+  struct served other;
+  large_context(&other, short_write);
+  int fd = client_connect(other.port);
+  client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":500000,\"ignore_eos\":true,\"stream\":true}");
+  wait_ms(1500);
+  served_check_empty(&other);
+  close(fd);
+  served_close(&other);
+}
+
+static void queue_full_and_disconnect(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  large_context(&other, NULL);
+  int fds[4];
+  for (int i = 0; i < 4; i++) {
+    fds[i] = client_connect(other.port);
+    client_send(fds[i], "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
+    wait_ms(20);
+  }
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
+  assert_int_equal(reply.status, 429);
+  assert_non_null(strstr(reply.head, "Retry-After: "));
+  reply_free(&reply);
+  for (int i = 0; i < 4; i++) {
+    close(fds[i]);
+  }
+  served_check_empty(&other);
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
+  assert_int_equal(reply.status, 200);
+  reply_free(&reply);
+  served_close(&other);
+}
+
+static void abort_request(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  large_context(&other, NULL);
+  int one = client_connect(other.port), two = client_connect(other.port);
+  client_send(one, "POST", "/generate", NULL,
+              "{\"text\":\"a\",\"rid\":\"r1\",\"sampling_params\":{\"max_new_tokens\":1000000,\"ignore_eos\":true}}");
+  client_send(two, "POST", TEXT, "X-Request-Id: r2\r\n",
+              "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
+  wait_ms(50);
+  client_ask(other.port, "POST", "/abort_request", "{\"rid\":\"r1\"}", &reply);
+  assert_non_null(strstr(reply.body, "\"aborted\":1"));
+  reply_free(&reply);
+  client_receive(one, &reply);
+  assert_int_equal(reply.status, 200);
+  assert_non_null(strstr(reply.body, "\"finish_reason\":{\"type\":\"abort\""));
+  reply_free(&reply);
+  client_ask(other.port, "POST", "/abort_request", "{\"abort_all\":true}", &reply);
+  reply_free(&reply);
+  client_receive(two, &reply);
+  assert_non_null(strstr(reply.body, "\"finish_reason\":\"abort\""));
+  reply_free(&reply);
+  close(one);
+  close(two);
+  served_check_empty(&other);
+  served_close(&other);
+}
+
+static void with_keys(struct quire_server_options *options) {
+  options->api_key = "secret";
+  options->compat = QUIRE_COMPAT_SGLANG;
+  options->metrics_compat = QUIRE_COMPAT_SGLANG;
+  options->served_name = "named \"so\"";
+}
+
+static int status_with(const struct served *other, const char *method, const char *path, const char *fields) {
+  struct reply reply;
+  int fd = client_connect(other->port);
+  client_send(fd, method, path, fields, strcmp(method, "POST") == 0 ? "{}" : NULL);
+  client_receive(fd, &reply);
+  int status = reply.status;
+  reply_free(&reply);
+  close(fd);
+  return status;
+}
+
+static void keys(void **state) {
+  (void)state;
+  struct served other;
+  served_open(&other, &(struct served_config){.change = with_keys});
+  static const char *const closed[] = {"/v1/models",   "/metrics", "/server_info", "/v1/loads",
+                                       "/debug/check", "/nowhere", "/version"};
+  for (size_t i = 0; i < sizeof closed / sizeof closed[0]; i++) {
+    assert_int_equal(status_with(&other, "GET", closed[i], NULL), 401);
+    assert_int_equal(status_with(&other, "GET", closed[i], "Authorization: Bearer secret2\r\n"), 401);
+    assert_int_equal(status_with(&other, "GET", closed[i], "Authorization: Basic secret\r\n"), 401);
+  }
+  assert_int_equal(status_with(&other, "POST", TEXT, NULL), 401);
+  assert_int_equal(status_with(&other, "POST", TEXT, "x-api-key: secret\r\n"), 400);
+  assert_int_equal(status_with(&other, "GET", "/v1/models", "Authorization: Bearer secret\r\n"), 200);
+  assert_int_equal(status_with(&other, "GET", "/version", "Authorization: Bearer secret\r\n"), 404);
+  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
+  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
+  struct reply reply;
+  int fd = client_connect(other.port);
+  client_send(fd, "GET", "/metrics", "x-api-key: secret\r\n", NULL);
+  client_receive(fd, &reply);
+  assert_non_null(strstr(reply.body, "sglang:token_usage{model_name=\"named \\\"so\\\"\",engine_type="));
+  reply_free(&reply);
+  client_send(fd, "GET", "/v1/models", "x-api-key: secret\r\n", NULL);
+  client_receive(fd, &reply);
+  assert_non_null(strstr(reply.body, "\"owned_by\":\"sglang\""));
+  assert_non_null(strstr(reply.body, "\"id\":\"named \\\"so\\\"\""));
+  reply_free(&reply);
+  close(fd);
+  served_close(&other);
+}
+
+static void loading(void **state) {
+  (void)state;
+  struct served other;
+  served_open(&other, &(struct served_config){.loading = true});
+  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
+  assert_int_equal(status_with(&other, "GET", "/health", NULL), 503);
+  assert_int_equal(status_with(&other, "POST", TEXT, NULL), 503);
+  assert_int_equal(status_with(&other, "GET", "/metrics", NULL), 200);
+  served_attach(&other);
+  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
+  served_close(&other);
+}
+
+static void slow_drain(struct quire_server_options *options) { options->drain_delay_seconds = 0.6; }
+
+/* Unready first, deaf later; what is open ends; then run returns. */
+static void drain(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  large_context(&other, slow_drain);
+  int fd = client_connect(other.port);
+  client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":200000,\"ignore_eos\":true,\"stream\":true}");
+  wait_ms(50);
+  quire_server_drain(other.server);
+  wait_ms(150);
+  assert_int_equal(status_with(&other, "GET", "/readyz", NULL), 503);
+  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
+  assert_int_equal(reply.status, 200);
+  assert_non_null(strstr(reply.head, "Connection: close"));
+  reply_free(&reply);
+  client_receive(fd, &reply);
+  assert_true(reply.complete);
+  assert_non_null(strstr(reply.body, "data: [DONE]\n\n"));
+  reply_free(&reply);
+  close(fd);
+  served_join(&other);
+  served_check_empty(&other);
+  served_close(&other);
+}
+
+static void short_requests(struct quire_server_options *options) { options->request_seconds = 0.3; }
+
+static void deadline(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  large_context(&other, short_requests);
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}", &reply);
+  assert_int_equal(reply.status, 408);
+  reply_free(&reply);
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true,\"stream\":true}",
+             &reply);
+  assert_int_equal(reply.status, 200);
+  assert_true(reply.complete);
+  const char *fault = strstr(reply.body, "data: {\"error\":{\"message\":");
+  assert_non_null(fault);
+  assert_non_null(strstr(fault, "\"code\":\"deadline\"}}\n\ndata: [DONE]\n\n"));
+  reply_free(&reply);
+  served_check_empty(&other);
+  served_close(&other);
+}
+
+/* An argument is a pattern of the tests to run. */
+int main(int argc, char **argv) {
+  cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(bad_input),
+      cmocka_unit_test(long_prompts),
+      cmocka_unit_test(completion),
+      cmocka_unit_test(completion_cached),
+      cmocka_unit_test(many_choices),
+      cmocka_unit_test(stops),
+      cmocka_unit_test(logprobs),
+      cmocka_unit_test(echo_alone),
+      cmocka_unit_test(chat_stream),
+      cmocka_unit_test(usage_in_stream),
+      cmocka_unit_test(stream_of_choices),
+      cmocka_unit_test(generate_stream),
+      cmocka_unit_test(descriptions),
+      cmocka_unit_test(request_id_comes_back),
+      cmocka_unit_test(slow_reader),
+      cmocka_unit_test(dead_reader),
+      cmocka_unit_test(queue_full_and_disconnect),
+      cmocka_unit_test(abort_request),
+      cmocka_unit_test(keys),
+      cmocka_unit_test(loading),
+      cmocka_unit_test(drain),
+      cmocka_unit_test(deadline),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown);
+}
