@@ -139,6 +139,7 @@ void *bench_alloc(size_t bytes) {
   if (memory == MAP_FAILED) {
     return NULL;
   }
+  (void)madvise(memory, bytes, MADV_HUGEPAGE); /* as the device's memory is; a wish */
   memset(memory, 0, bytes);
   return memory;
 }
