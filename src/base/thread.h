@@ -1,4 +1,4 @@
-/* Starting a thread with a stack of a known size, whatever the shell's limit: kernels keep some 150 KiB of tiles there.
+/* Starting a thread with a stack of a known size, whatever the shell's limit: kernels keep some 360 KiB of tiles there.
  *
  * Threads: any. */
 #ifndef QUIRE_BASE_THREAD_H

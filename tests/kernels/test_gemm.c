@@ -86,7 +86,8 @@ static void check_shape(int32_t m, int32_t n, int32_t k) {
 static void test_shapes(void **state) {
   static const int32_t shapes[][3] = {{0, 16, 32},   {1, 1, 1},     {1, 16, 128},  {5, 33, 31},   {4, 64, 64},
                                       {7, 130, 129}, {65, 17, 160}, {3, 15, 1024}, {2, 40, 1100}, {130, 48, 32},
-                                      {9, 16, 2048}, {6, 200, 16},  {12, 20, 512}};
+                                      {9, 16, 2048}, {6, 200, 16},  {12, 20, 512}, {37, 75, 101}, {67, 50, 250},
+                                      {70, 40, 500}, {64, 64, 256}};
   (void)state;
   for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
     check_shape(shapes[i][0], shapes[i][1], shapes[i][2]);

@@ -5,7 +5,8 @@
  * multiple of the step, operands of another type. Lanes live in registers over a chunk of k and in memory between
  * chunks, which changes nothing in them.
  *
- * Where k takes several chunks two n-tiles share a block: rows of x too many for the near caches come half as often.
+ * Where k takes several chunks four n-tiles share a block: rows of x too many for the near caches come a quarter as
+ * often. Many rows with a short k go by way of panels (gemm_panel.h).
  *
  * Rejected: folding the lanes at each 128 block of an fp8 weight (three times the shuffles), and keys as lanes as in
  * the indexer (needs packed weights); a fold by blends (fewer shuffles, slower). */
@@ -14,11 +15,12 @@
 #include <assert.h>
 
 #include "base/assert.h"
+#include "kernels/cpu/gemm_panel.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/run.h"
 
-#define BLOCK_OUTPUTS 2048 /* 128 KiB of lanes, in the second level cache */
-#define WIDE_COLUMNS 32    /* of a block whose k takes several chunks */
+#define BLOCK_OUTPUTS 4096 /* 256 KiB of lanes, in the second level cache */
+#define WIDE_COLUMNS 64    /* of a block whose k takes several chunks */
 #define ROWS_BLOCK 64
 #define CHUNK 1024
 #define ROW_GROUP 4
@@ -63,6 +65,7 @@ struct chunk {
   float *out;   /* of the same: Y itself or the stage */
   int64_t out_ld;
   bool first, last;
+  bool opens;                  /* the first of its block to read this chunk of x */
   int64_t next_column, next_k; /* of W, soon wanted */
 };
 
@@ -158,14 +161,22 @@ static struct chunk chunk_of(const struct plan *p, int64_t column, int64_t k_beg
   return c;
 }
 
-/* rows (4, 2 or 1) output rows from `row`, all 16 columns, one chunk. slot: index of the row in its block. */
-static void group_compute(const struct plan *p, const struct chunk *c, int64_t row, int slot, int rows) {
+/* Output rows that a tile takes together. */
+struct group {
+  int64_t row;
+  int slot;                     /* of the row in its block */
+  int rows;                     /* 4, 2 or 1 */
+  const uint8_t *ask_w, *ask_x; /* see the tile */
+};
+
+/* All 16 columns of a group, one chunk. */
+static void group_compute(const struct plan *p, const struct chunk *c, struct group at) {
   const struct quire_gemm *g = p->gemm;
   enum quire_dtype dot_type = p->bf16 ? QUIRE_DTYPE_BF16 : QUIRE_DTYPE_F32;
-  const void *x = element(g->x, g->x_dtype, row * g->x_ld + c->k_begin);
+  const void *x = element(g->x, g->x_dtype, at.row * g->x_ld + c->k_begin);
   int64_t x_ld = g->x_ld;
   if (p->stage_x) {
-    struct operand operand = {x, g->x_dtype, g->x_ld, rows, rows};
+    struct operand operand = {x, g->x_dtype, g->x_ld, at.rows, at.rows};
     stage_rows(p, c, &operand, p->stage->x);
     x = p->stage->x;
     x_ld = STAGE_LD;
@@ -176,19 +187,21 @@ static void group_compute(const struct plan *p, const struct chunk *c, int64_t r
       .x_ld = x_ld,
       .w_ld = c->w_ld,
       .scale = c->scale,
-      .lanes = c->lanes + (int64_t)slot * QUIRE_GEMM_COLUMNS * QUIRE_GEMM_LANES,
-      .out = c->out + slot * c->out_ld,
+      .lanes = c->lanes + (int64_t)at.slot * QUIRE_GEMM_COLUMNS * QUIRE_GEMM_LANES,
+      .out = c->out + at.slot * c->out_ld,
       .out_ld = c->out_ld,
+      .ask_w = at.ask_w,
+      .ask_x = at.ask_x,
       .k = c->k_padded,
-      .rows = rows,
+      .rows = at.rows,
       .first = c->first,
       .last = c->last,
   };
-  if (p->bf16 && rows == ROW_GROUP && c->scale == NULL) {
+  if (p->bf16 && at.rows == ROW_GROUP && c->scale == NULL) {
     p->isa->strip_bf16(&tile);
     return;
   }
-  int columns = QUIRE_GEMM_OUTPUTS / rows;
+  int columns = QUIRE_GEMM_OUTPUTS / at.rows;
   for (int column = 0; column < QUIRE_GEMM_COLUMNS; column += columns) {
     if (p->bf16) {
       p->isa->tile_bf16(&tile);
@@ -216,34 +229,53 @@ static void rows_write(const struct plan *p, int64_t row, int64_t column, int ro
   }
 }
 
-/* Asks for one row of W of the chunk that comes after this one, so that it arrives while this one is computed. */
-static void next_ask(const struct plan *p, const struct chunk *c, int row) {
+/* Column number `index` of the chunk of W that comes after this one; NULL past its end. */
+static const uint8_t *next_column(const struct plan *p, const struct chunk *c, int index) {
   const struct quire_weight *w = &p->gemm->w;
-  int64_t rest = w->k - c->next_k;
-  if (row >= QUIRE_GEMM_COLUMNS || c->next_column + row >= w->n) {
-    return;
+  int64_t column = c->next_column + index;
+  if (index >= QUIRE_GEMM_COLUMNS || column >= w->n) {
+    return NULL;
   }
-  const uint8_t *from = element(w->data, w->dtype, (c->next_column + row) * w->ld + c->next_k);
-  int64_t bytes = (rest < CHUNK ? rest : CHUNK) * dtype_bytes(w->dtype);
-  for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
-    __builtin_prefetch(from + at, 0, 2);
+  return element(w->data, w->dtype, column * w->ld + c->next_k);
+}
+
+/* Asks for columns [begin, end) of the next chunk, so that they arrive while this one is computed. (Always inline: gcc
+ * takes a function that only prefetches for one without effect, and drops its calls.) */
+QUIRE_INLINE void next_ask(const struct plan *p, const struct chunk *c, int begin, int end) {
+  int64_t rest = p->gemm->w.k - c->next_k;
+  int64_t bytes = (rest < CHUNK ? rest : CHUNK) * dtype_bytes(p->gemm->w.dtype);
+  for (int index = begin; index < end; index++) {
+    const uint8_t *from = next_column(p, c, index);
+    for (int64_t at = 0; from != NULL && at < bytes; at += CACHE_LINE) {
+      __builtin_prefetch(from + at);
+    }
   }
 }
 
-/* Rows of an n-tile, one chunk of it. */
+/* Rows of an n-tile, one chunk of it. Each group of rows asks for its share of the next chunk; a strip for one column
+ * by itself. */
 static void chunk_compute(const struct plan *p, const struct chunk *c, int64_t row, int rows) {
+  const struct quire_gemm *g = p->gemm;
+  int groups = (rows + ROW_GROUP - 1) / ROW_GROUP;
+  int share = rows > ROW_GROUP ? (QUIRE_GEMM_COLUMNS + groups - 1) / groups : 0;
+  bool strips = p->bf16 && g->w.dtype == QUIRE_DTYPE_BF16;
   for (int r = 0; r < rows;) {
     int left = rows - r;
-    int group = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    if (rows > ROW_GROUP && r % ROW_GROUP == 0) {
-      next_ask(p, c, r / ROW_GROUP);
+    struct group group = {row + r, r, left >= 4 ? 4 : left >= 2 ? 2 : 1, NULL, NULL};
+    if (share > 0 && r % ROW_GROUP == 0) {
+      int begin = r / ROW_GROUP * share;
+      group.ask_w = strips ? next_column(p, c, begin) : NULL;
+      next_ask(p, c, begin + strips, begin + share);
     }
-    group_compute(p, c, row + r, r, group);
-    r += group;
+    if (c->opens && left >= 2 * ROW_GROUP) {
+      group.ask_x = element(g->x, g->x_dtype, (row + r + ROW_GROUP) * g->x_ld + c->k_begin);
+    }
+    group_compute(p, c, group);
+    r += group.rows;
   }
 }
 
-/* Up to 64 rows of one n-tile or of two neighbours. Those take turns at each chunk, so that
+/* Up to 64 rows of one n-tile or of four neighbours. Those take turns at each chunk, so that
  * the chunk of x is in a near cache for all but the first. */
 static void block_compute(const struct plan *p, struct quire_gemm_part part) {
   const struct quire_gemm *g = p->gemm;
@@ -258,6 +290,7 @@ static void block_compute(const struct plan *p, struct quire_gemm_part part) {
       c.lanes = p->stage->lanes + done * QUIRE_GEMM_LANES;
       c.out = direct ? (float *)g->y + part.row_begin * g->y_ld + column : p->stage->out;
       c.out_ld = direct ? g->y_ld : QUIRE_GEMM_COLUMNS;
+      c.opens = done == 0;
       bool back = column + QUIRE_GEMM_COLUMNS >= part.column_end && !c.last;
       c.next_column = back ? part.column_begin : column + QUIRE_GEMM_COLUMNS;
       c.next_k = back ? k_begin + CHUNK : column + QUIRE_GEMM_COLUMNS >= part.column_end ? 0 : k_begin;
@@ -300,6 +333,10 @@ void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gem
     return; /* a member without a share: it begins where everything ends, on a tile or not */
   }
   QUIRE_ASSERT(part.column_begin % QUIRE_GEMM_COLUMNS == 0 && gemm->w.k > 0);
+  if (quire_panel_suits(isa, gemm, part.row_end - part.row_begin)) {
+    quire_panel_compute(isa, gemm, part);
+    return;
+  }
   bool tail = gemm->w.k % p.step != 0;
   bool aliased =
       part.row_end - part.row_begin > ALIAS_ROWS && gemm->w.ld * dtype_bytes(gemm->w.dtype) % ALIAS_BYTES == 0;

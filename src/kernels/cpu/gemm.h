@@ -4,7 +4,7 @@
  * with 16 lanes each, in one of the shapes 4x4, 2x8, 1x16 (rows x columns); which shape computes an output, and with
  * what neighbours, does not show in it. What an instruction set adds is the tile and the widening of weights.
  *
- * Internal to the cpu kernels. Call with FTZ and DAZ set. Memory: the caller's, plus some 220 KiB of stack. */
+ * Internal to the cpu kernels. Call with FTZ and DAZ set. Memory: the caller's, plus some 360 KiB of stack. */
 #ifndef QUIRE_KERNELS_CPU_GEMM_H
 #define QUIRE_KERNELS_CPU_GEMM_H
 
@@ -26,6 +26,8 @@ struct quire_gemm_tile {
   float *lanes;       /* [16 outputs][16 lanes] between chunks */
   float *out;
   int64_t out_ld;
+  const uint8_t *ask_w; /* strips: soon wanted from here, as many bytes as a row of w has; NULL: nothing */
+  const uint8_t *ask_x; /* the same of four rows, x_ld apart */
   int32_t k;
   int32_t rows;
   bool first; /* lanes start from zero */
@@ -42,7 +44,10 @@ struct quire_gemm_row {
   int64_t k;
 };
 
+struct quire_panel_isa;
+
 struct quire_gemm_isa {
+  const struct quire_panel_isa *panel; /* gemm_panel.h; NULL: tiles serve any number of rows */
   /* Reads weights where they lie and decodes them in registers: a row alone is bound by reading them. False, and
    * nothing done, where the processor cannot. */
   bool (*row_fp8)(const struct quire_gemm_row *row);

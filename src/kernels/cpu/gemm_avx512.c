@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_panel.h"
 #include "kernels/cpu/lanes_avx512.h"
 
 /* Level h = 8: lanes i + i+8; a in the low half, b in the high. */
@@ -62,16 +63,20 @@ struct corner {
   int64_t w_ld;
   int rows;
   int columns;
+  const uint8_t *ask_w; /* wanted soon: a line each STRIP_TILES steps, and one each step; NULL: nothing */
+  const uint8_t *ask_x;
 };
 
 QUIRE_INLINE struct corner corner_of(const struct quire_gemm_tile *t, bool bf16, int rows, int column, int columns) {
   int64_t bytes = bf16 ? 2 : 4;
-  struct corner c = {t->x,   (const uint8_t *)t->w + column * t->w_ld * bytes, t->x_ld * bytes, t->w_ld * bytes, rows,
-                     columns};
+  struct corner c = {
+      t->x, (const uint8_t *)t->w + column * t->w_ld * bytes, t->x_ld * bytes, t->w_ld * bytes, rows, columns, NULL,
+      NULL};
   return c;
 }
 
 #define STRIP_COLUMNS 4
+#define STRIP_TILES (QUIRE_GEMM_COLUMNS / STRIP_COLUMNS)
 #define AHEAD_BYTES 8192
 
 /* A row alone is bound by reading weights. It asks for the same columns of a later group of columns ahead, `group`
@@ -83,6 +88,10 @@ QUIRE_INLINE int64_t ahead_bytes(int64_t group) { return (AHEAD_BYTES + group - 
 QUIRE_INLINE void steps(struct corner at, bool bf16, __m512 *acc, int64_t begin, int64_t end) {
   const int64_t ahead = at.rows == 1 ? ahead_bytes(at.w_ld * at.columns) : 0;
   for (int64_t byte = begin; byte < end; byte += 64) {
+    if (at.ask_w != NULL) {
+      _mm_prefetch((const char *)at.ask_w + byte / STRIP_TILES, _MM_HINT_T0);
+      _mm_prefetch((const char *)at.ask_x + byte, _MM_HINT_T0);
+    }
     QUIRE_UNROLL
     for (int i = 0; i < QUIRE_GEMM_OUTPUTS; i++) {
       if (i < at.rows * at.columns) {
@@ -105,15 +114,23 @@ QUIRE_INLINE void steps(struct corner at, bool bf16, __m512 *acc, int64_t begin,
   }
 }
 
-QUIRE_INLINE void tile_plain(const struct quire_gemm_tile *t, bool bf16, int rows) {
+/* What a chunk of k does with lanes. */
+enum lanes_way { LANES_ONCE, LANES_FIRST, LANES_NEXT, LANES_LAST };
+
+QUIRE_INLINE enum lanes_way way_of(const struct quire_gemm_tile *t) {
+  return t->first ? (t->last ? LANES_ONCE : LANES_FIRST) : t->last ? LANES_LAST : LANES_NEXT;
+}
+
+QUIRE_INLINE void tile_plain(const struct quire_gemm_tile *t, struct corner at, bool bf16, enum lanes_way way) {
   __m512 acc[QUIRE_GEMM_OUTPUTS];
   QUIRE_UNROLL
   for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
-    acc[j] = t->first ? _mm512_setzero_ps() : _mm512_load_ps(t->lanes + j * QUIRE_GEMM_LANES);
+    bool fresh = way == LANES_ONCE || way == LANES_FIRST;
+    acc[j] = fresh ? _mm512_setzero_ps() : _mm512_load_ps(t->lanes + j * QUIRE_GEMM_LANES);
   }
-  steps(corner_of(t, bf16, rows, 0, QUIRE_GEMM_OUTPUTS / rows), bf16, acc, 0, (int64_t)t->k * (bf16 ? 2 : 4));
-  if (t->last) {
-    out_write(t->out, t->out_ld, rows, fold16(acc));
+  steps(at, bf16, acc, 0, (int64_t)t->k * (bf16 ? 2 : 4));
+  if (way == LANES_ONCE || way == LANES_LAST) {
+    out_write(t->out, t->out_ld, at.rows, fold16(acc));
     return;
   }
   QUIRE_UNROLL
@@ -171,10 +188,24 @@ QUIRE_INLINE void tile_scaled(const struct quire_gemm_tile *t, bool bf16, int ro
 }
 
 QUIRE_INLINE void tile_rows(const struct quire_gemm_tile *t, bool bf16, int rows) {
+  struct corner at = corner_of(t, bf16, rows, 0, QUIRE_GEMM_OUTPUTS / rows);
   if (t->scale != NULL) {
     tile_scaled(t, bf16, rows);
-  } else {
-    tile_plain(t, bf16, rows);
+    return;
+  }
+  switch (way_of(t)) {
+  case LANES_ONCE:
+    tile_plain(t, at, bf16, LANES_ONCE);
+    break;
+  case LANES_FIRST:
+    tile_plain(t, at, bf16, LANES_FIRST);
+    break;
+  case LANES_NEXT:
+    tile_plain(t, at, bf16, LANES_NEXT);
+    break;
+  case LANES_LAST:
+    tile_plain(t, at, bf16, LANES_LAST);
+    break;
   }
 }
 
@@ -190,13 +221,35 @@ QUIRE_INLINE void tile(const struct quire_gemm_tile *t, bool bf16) {
 
 static void tile_bf16(const struct quire_gemm_tile *t) { tile(t, true); }
 
-static void strip_bf16(const struct quire_gemm_tile *t) {
+/* Each tile asks for its share of what is wanted, a line every few steps: asked for all at once, it would be in the
+ * way of what the tiles themselves miss. */
+QUIRE_INLINE void strip_way(const struct quire_gemm_tile *t, enum lanes_way way) {
   struct quire_gemm_tile at = *t;
-  for (int column = 0; column < QUIRE_GEMM_COLUMNS; column += STRIP_COLUMNS) {
-    tile_plain(&at, true, QUIRE_GEMM_COLUMNS / STRIP_COLUMNS);
+  for (int tile = 0; tile < STRIP_TILES; tile++) {
+    struct corner corner = corner_of(&at, true, QUIRE_GEMM_OUTPUTS / STRIP_COLUMNS, 0, STRIP_COLUMNS);
+    corner.ask_w = t->ask_w == NULL ? corner.w : t->ask_w + (int64_t)tile * t->k * 2 / STRIP_TILES;
+    corner.ask_x = t->ask_x == NULL ? corner.w : t->ask_x + tile * corner.x_ld;
+    tile_plain(&at, corner, true, way);
     at.w = (const uint16_t *)at.w + STRIP_COLUMNS * at.w_ld;
     at.lanes += QUIRE_GEMM_OUTPUTS * QUIRE_GEMM_LANES;
     at.out += STRIP_COLUMNS;
+  }
+}
+
+static void strip_bf16(const struct quire_gemm_tile *t) {
+  switch (way_of(t)) {
+  case LANES_ONCE:
+    strip_way(t, LANES_ONCE);
+    break;
+  case LANES_FIRST:
+    strip_way(t, LANES_FIRST);
+    break;
+  case LANES_NEXT:
+    strip_way(t, LANES_NEXT);
+    break;
+  case LANES_LAST:
+    strip_way(t, LANES_LAST);
+    break;
   }
 }
 
@@ -332,6 +385,7 @@ static void e4m3_to_f32(const uint8_t *x, float *y, int64_t n) {
 }
 
 const struct quire_gemm_isa quire_gemm_isa_avx512 = {
+    .panel = &quire_panel_isa_avx512,
     .row_fp8 = row_fp8,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,

@@ -1,0 +1,165 @@
+/* The driver of panels (gemm_panel.h): 32 columns after another, each packed once for all rows. While rows are computed
+ * the columns that come next are asked for, a share with each group of rows. */
+#include "kernels/cpu/gemm_panel.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "kernels/cpu/lanes.h"
+
+#define K_MAX (QUIRE_PANEL_STEPS * 32)
+/* Where panels are faster than tiles, as measured: the shorter k is, the more a tile folds, and the more rows there are,
+ * the less packing costs; twice the k for fp8, which a tile scales with two sets of lanes. */
+#define ROWS_FEW 16
+#define ROWS_MANY 64
+#define K_FEW 128
+#define STAGE_LD (K_MAX + 32)
+#define CACHE_LINE 64
+
+static_assert(4 * K_FEW <= K_MAX, "the longest k has a panel");
+static_assert(QUIRE_FP8_BLOCK % QUIRE_PANEL_COLUMNS == 0, "the columns of a panel share their scales");
+static_assert(QUIRE_PANEL_COLUMNS % QUIRE_GEMM_COLUMNS == 0, "parts begin on panels or in their middle");
+
+struct stage {
+  _Alignas(64) uint32_t panel[QUIRE_PANEL_WORDS(QUIRE_PANEL_STEPS)];
+  _Alignas(64) uint16_t w[QUIRE_PANEL_COLUMNS * STAGE_LD];
+  _Alignas(64) uint16_t x[QUIRE_PANEL_ROWS * STAGE_LD];
+  _Alignas(64) float out[QUIRE_PANEL_ROWS * QUIRE_PANEL_COLUMNS];
+};
+
+struct plan {
+  const struct quire_gemm_isa *isa;
+  const struct quire_gemm *gemm;
+  struct stage *stage;
+  int32_t k, steps;
+  int32_t w_bytes; /* of an element */
+};
+
+/* Columns of one panel: at most 32, up to a multiple of 32. */
+struct piece {
+  int64_t column;
+  int32_t columns;
+};
+
+static struct piece piece_at(int64_t column, int64_t end) {
+  int64_t whole = QUIRE_PANEL_COLUMNS - column % QUIRE_PANEL_COLUMNS;
+  return (struct piece){column, (int32_t)(end - column < whole ? end - column : whole)};
+}
+
+static const uint8_t *weight_at(const struct plan *p, int64_t column) {
+  return (const uint8_t *)p->gemm->w.data + column * p->gemm->w.ld * p->w_bytes;
+}
+
+/* Columns into the panel, by way of the stage where they are fp8 or have an end that no panel has. */
+static void piece_pack(const struct plan *p, struct piece piece) {
+  const struct quire_gemm *g = p->gemm;
+  const uint16_t *w = (const uint16_t *)(const void *)weight_at(p, piece.column);
+  int64_t ld = g->w.ld;
+  if (g->w.dtype == QUIRE_DTYPE_FP8 || piece.columns < QUIRE_PANEL_COLUMNS || p->k % 32 != 0) {
+    for (int32_t c = 0; c < QUIRE_PANEL_COLUMNS; c++) {
+      uint16_t *to = p->stage->w + c * STAGE_LD;
+      int32_t n = c < piece.columns ? p->k : 0;
+      if (n > 0 && g->w.dtype == QUIRE_DTYPE_FP8) {
+        p->isa->e4m3_to_bf16(weight_at(p, piece.column + c), to, n);
+      } else if (n > 0) {
+        memcpy(to, weight_at(p, piece.column + c), (size_t)n * 2);
+      }
+      memset(to + n, 0, (size_t)(p->steps * 32 - n) * 2);
+    }
+    w = p->stage->w;
+    ld = STAGE_LD;
+  }
+  p->isa->panel->pack(w, ld, p->steps, p->stage->panel);
+}
+
+/* Asks for the share of one group of rows, out of `groups`, of the columns that come next. (Always inline: gcc takes a
+ * function that only prefetches for one without effect, and drops its calls.) */
+QUIRE_INLINE void next_ask(const struct plan *p, struct piece next, int64_t group, int64_t groups) {
+  int64_t share = (next.columns + groups - 1) / groups;
+  int64_t end = (group + 1) * share < next.columns ? (group + 1) * share : next.columns;
+  for (int64_t c = group * share; c < end; c++) {
+    const uint8_t *from = weight_at(p, next.column + c);
+    for (int64_t at = 0; at < (int64_t)p->k * p->w_bytes; at += CACHE_LINE) {
+      __builtin_prefetch(from + at);
+    }
+  }
+}
+
+/* Points a tile at its rows of x; a k that ends within a step goes by way of the stage. */
+static void rows_point(const struct plan *p, int64_t row, struct quire_panel_tile *tile) {
+  for (int32_t r = 0; r < QUIRE_PANEL_ROWS; r++) {
+    int32_t from = r < tile->rows ? r : tile->rows - 1;
+    tile->x[r] = (const uint16_t *)p->gemm->x + (row + from) * p->gemm->x_ld;
+    if (p->k % 32 != 0) {
+      uint16_t *to = p->stage->x + from * STAGE_LD;
+      memcpy(to, tile->x[r], (size_t)p->k * 2);
+      memset(to + p->k, 0, (size_t)(p->steps * 32 - p->k) * 2);
+      tile->x[r] = to;
+    }
+  }
+}
+
+static void out_write(const struct plan *p, int64_t row, int32_t rows, struct piece piece) {
+  const struct quire_gemm *g = p->gemm;
+  for (int32_t r = 0; r < rows; r++) {
+    const float *out = p->stage->out + r * QUIRE_PANEL_COLUMNS;
+    int64_t at = (row + r) * g->y_ld + piece.column;
+    if (g->y_dtype == QUIRE_DTYPE_BF16) {
+      lanes_to_bf16(out, (uint16_t *)g->y + at, piece.columns);
+    } else {
+      memcpy((float *)g->y + at, out, (size_t)piece.columns * sizeof(float));
+    }
+  }
+}
+
+/* One panel, all rows of the part. */
+static void piece_compute(const struct plan *p, struct piece piece, struct piece next, struct quire_gemm_part part) {
+  const struct quire_gemm *g = p->gemm;
+  int64_t groups = (part.row_end - part.row_begin + QUIRE_PANEL_ROWS - 1) / QUIRE_PANEL_ROWS;
+  bool direct = g->y_dtype == QUIRE_DTYPE_F32 && piece.columns == QUIRE_PANEL_COLUMNS;
+  struct quire_panel_tile tile = {
+      .panel = p->stage->panel,
+      .scale = g->w.dtype == QUIRE_DTYPE_FP8 ? g->w.scale + piece.column / QUIRE_FP8_BLOCK * g->w.scale_ld : NULL,
+      .out = p->stage->out,
+      .out_ld = direct ? g->y_ld : QUIRE_PANEL_COLUMNS,
+      .steps = p->steps,
+  };
+  piece_pack(p, piece);
+  for (int64_t group = 0; group < groups; group++) {
+    int64_t row = part.row_begin + group * QUIRE_PANEL_ROWS;
+    tile.rows = (int32_t)(part.row_end - row < QUIRE_PANEL_ROWS ? part.row_end - row : QUIRE_PANEL_ROWS);
+    rows_point(p, row, &tile);
+    next_ask(p, next, group, groups);
+    if (direct) {
+      tile.out = (float *)g->y + row * g->y_ld + piece.column;
+    }
+    p->isa->panel->tile(&tile);
+    if (!direct) {
+      out_write(p, row, tile.rows, piece);
+    }
+  }
+}
+
+bool quire_panel_suits(const struct quire_gemm_isa *isa, const struct quire_gemm *gemm, int64_t rows) {
+  int64_t k_few = gemm->w.dtype == QUIRE_DTYPE_FP8 ? 2 * K_FEW : K_FEW;
+  bool shape = rows >= ROWS_MANY ? gemm->w.k <= 2 * k_few : rows >= ROWS_FEW && gemm->w.k <= k_few;
+  return isa->panel != NULL && shape && gemm->x_dtype == QUIRE_DTYPE_BF16 && gemm->w.dtype != QUIRE_DTYPE_F32;
+}
+
+void quire_panel_compute(const struct quire_gemm_isa *isa, const struct quire_gemm *gemm, struct quire_gemm_part part) {
+  struct stage stage;
+  struct plan p = {.isa = isa,
+                   .gemm = gemm,
+                   .stage = &stage,
+                   .k = gemm->w.k,
+                   .steps = (gemm->w.k + 31) / 32,
+                   .w_bytes = gemm->w.dtype == QUIRE_DTYPE_FP8 ? 1 : 2};
+  QUIRE_ASSERT(part.column_begin % QUIRE_GEMM_COLUMNS == 0 && gemm->w.k > 0 && gemm->w.k <= K_MAX);
+  struct piece piece = piece_at(part.column_begin, part.column_end);
+  while (piece.columns > 0) {
+    struct piece next = piece_at(piece.column + piece.columns, part.column_end);
+    piece_compute(&p, piece, next, part);
+    piece = next;
+  }
+}
