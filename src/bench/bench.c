@@ -4,6 +4,7 @@
 
 #include "bench/bench_engine.h"
 #include "bench/bench_list.h"
+#include "bench/bench_serve.h"
 #include "device/device_info.h"
 
 static const struct bench_entry entries[] = {
@@ -107,6 +108,7 @@ static void list(void) {
   for (int i = 0; i < ENTRIES; i++) {
     printf("  %-10s %s%s\n", entries[i].name, entries[i].about, entries[i].needs_model ? " (needs --model)" : "");
   }
+  printf("  %-10s load for a server, over HTTP: quire bench serve URL\n", "serve");
   printf("  %-10s all of them, one after another\n\nquire bench NAME --help lists the options.\n", "all");
 }
 
@@ -211,7 +213,7 @@ static int refuse_name(void) {
   for (int i = 0; i < ENTRIES; i++) {
     fprintf(stderr, " %s,", entries[i].name);
   }
-  fprintf(stderr, " all; quire bench list describes them\n");
+  fprintf(stderr, " serve, all; quire bench list describes them\n");
   return CLI_EXIT_USAGE;
 }
 
@@ -222,6 +224,9 @@ int cli_bench(int argc, char **argv) {
   if (help) {
     list();
     return CLI_EXIT_OK;
+  }
+  if (argc > 0 && strcmp(argv[0], "serve") == 0) {
+    return bench_serve(argc - 1, argv + 1);
   }
   if (argc < 1 || !is_bench(argv[0])) {
     return refuse_name();
