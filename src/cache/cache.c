@@ -309,7 +309,11 @@ static enum quire_status fill_table(struct quire_cache *cache, quire_table_id ta
                                     const struct quire_cache_fill *fill, struct quire_error *error_out) {
   int32_t pages = pages_for(cache, (int64_t)fill->tokens_count + fill->reserve_tokens);
   struct quire_hash128 root = fill->root != NULL ? *fill->root : cache->root;
-  struct quire_radix_chain chain = {root, fill->tokens, fill->no_match ? 0 : match_limit(cache, fill->tokens_count)};
+  int32_t limit = fill->no_match ? 0 : match_limit(cache, fill->tokens_count);
+  if (fill->match_max > 0 && fill->match_max / cache->geometry.page_tokens < limit) {
+    limit = fill->match_max / cache->geometry.page_tokens;
+  }
+  struct quire_radix_chain chain = {root, fill->tokens, limit};
   int32_t matched = quire_radix_match(cache->radix, &chain, cache->matched);
   QUIRE_ASSERT(matched <= pages);
   for (int32_t i = 0; i < matched; i++) {

@@ -214,6 +214,28 @@ static void no_match_when_not_wanted(void **state) {
   quire_cache_destroy(cache);
 }
 
+/* A prompt whose later log-probabilities are wanted takes whole pages up to there and none after. */
+static void a_match_stops_where_it_is_told(void **state) {
+  (void)state;
+  static const struct {
+    int32_t match_max, matched;
+  } rows[] = {{0, 2 * T}, {1, 0}, {T - 1, 0}, {T, T}, {2 * T - 1, T}, {2 * T, 2 * T}, {3 * T, 2 * T}, {9 * T, 2 * T}};
+  struct quire_cache_config config = config_of(1, 1, 40, 4);
+  struct quire_cache *cache = create(&config);
+  const int32_t *tokens = prompt(0);
+  quire_cache_request a = begin(cache, tokens, 3 * T, 0);
+  commit(cache, a, 3 * T, tokens);
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    struct quire_cache_fill fill = {tokens, 3 * T, 0, false, rows[i].match_max, NULL};
+    quire_cache_request b;
+    assert_int_equal(quire_cache_request_begin(cache, &fill, &b, NULL), QUIRE_OK);
+    assert_int_equal(quire_cache_request_tokens(cache, b), rows[i].matched);
+    assert_int_equal(quire_cache_request_rematch(cache, b, tokens, 3 * T), 0);
+    quire_cache_request_release(cache, b);
+  }
+  quire_cache_destroy(cache);
+}
+
 /* Prompt and headroom are reserved together: two prompts that fit one at a time can not block each other. */
 static void all_or_nothing(void **state) {
   (void)state;
@@ -595,6 +617,7 @@ int main(void) {
       cmocka_unit_test(duplicates_lose),
       cmocka_unit_test(rematch_between_chunks),
       cmocka_unit_test(no_match_when_not_wanted),
+      cmocka_unit_test(a_match_stops_where_it_is_told),
       cmocka_unit_test(all_or_nothing),
       cmocka_unit_test(what_can_never_fit),
       cmocka_unit_test(preemption_and_resume),
