@@ -67,7 +67,7 @@ struct quire_step_memory {
   int64_t pages;
   struct quire_view_memory view;
   int64_t forward;
-  int64_t shared; /* of all ranks together: the RoPE table */
+  int64_t shared;   /* of all ranks together: the RoPE table */
   int64_t sampling; /* token counts behind penalties, scratch of drawing */
 };
 

@@ -32,6 +32,8 @@ enum factor {
   F_MTP,
   F_COPIES,
   F_TEMPERATURE,
+  F_SAMPLING,
+  F_SCORED,
   F_WARM,
   F_DEBUG,
   F_MODEL,
@@ -88,6 +90,8 @@ static struct exact_cover make_cover(const struct exact_matrix *matrix) {
   cover.levels[F_MTP] = 2;
   cover.levels[F_COPIES] = 2;
   cover.levels[F_TEMPERATURE] = 2;
+  cover.levels[F_SAMPLING] = EXACT_SAMPLINGS;
+  cover.levels[F_SCORED] = 2;
   cover.levels[F_WARM] = 2;
   cover.levels[F_DEBUG] = 2;
   cover.levels[F_MODEL] = matrix->model_count;
@@ -112,6 +116,8 @@ static struct exact_cell make_cell(const struct exact_matrix *matrix, const int 
   cell.copy_mode = row[F_COPIES] == 1 ? QUIRE_STREAM_DEFERRED : QUIRE_STREAM_THREAD;
   cell.copy_seed = bits;
   cell.temperature = row[F_TEMPERATURE] == 1 ? 0.8f : 0.0f;
+  cell.sampling = (enum exact_sampling)row[F_SAMPLING];
+  cell.scored = row[F_SCORED] == 1;
   cell.debug = row[F_DEBUG] == 1;
   cell.warm = row[F_WARM] == 1;
   cell.slack_pages = (int32_t)(bits >> 32 & 7);

@@ -40,17 +40,19 @@ struct exact_cell exact_cell_defaults(struct exact_model *model, const int32_t *
 void exact_cell_text(const struct exact_cell *cell, char text_out[EXACT_TEXT_BYTES]) {
   static const char *const sources[EXACT_SOURCES] = {"cold", "hit", "partial hit", "abandoned"};
   static const char *const views[] = {"local", "gather", "peer"};
+  static const char *const samplings[EXACT_SAMPLINGS] = {"plain", "penalised", "biased", "everything"};
   snprintf(
       text_out, EXACT_TEXT_BYTES,
       "model %s compute %s kv %s%s%s mtp %s | ranks %d split %s kv %s view %s chunk %d executor %s threads %d isa %s "
-      "copies %s (seed %llu) debug %d | %s%s slack %d | length %d new %d temperature %g",
+      "copies %s (seed %llu) debug %d | %s%s slack %d | length %d new %d temperature %g %s%s",
       cell->model->dir, cell->compute == QUIRE_DTYPE_F32 ? "f32" : "bf16", quire_kv_format_name(cell->kv),
       cell->hadamard ? " hadamard" : "", cell->any_scale ? " any scale" : "", cell->mtp ? "on" : "off", cell->ranks,
       cell->split == QUIRE_SPLIT_ZIGZAG ? "zigzag" : "interleave",
       cell->sharing == QUIRE_SHARING_SHARED ? "shared" : "replicated", views[cell->view], cell->chunk, cell->executor,
       cell->threads, cell->isa, cell->copy_mode == QUIRE_STREAM_DEFERRED ? "deferred" : "thread",
       (unsigned long long)cell->copy_seed, cell->debug, cell->warm ? "warm " : "", sources[cell->source],
-      cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature);
+      cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature, samplings[cell->sampling],
+      cell->scored ? " scored" : "");
 }
 
 struct quire_engine_config exact_engine_config(const struct exact_cell *cell, int32_t ctx_tokens,
@@ -93,13 +95,43 @@ struct quire_engine *exact_engine_open(const struct exact_cell *cell, int32_t ct
   return engine;
 }
 
+/* The first row that a request for log-probabilities of the second half needs. */
+static int32_t scored_begin(const struct exact_cell *cell) {
+  int32_t start = cell->length / 2;
+  return start > 0 ? start - 1 : 0;
+}
+
 struct quire_engine_request exact_request(const struct exact_cell *cell) {
+  static const struct quire_bias bias[] = {{3, 2.0f}, {17, -100.0f}, {40, 1.5f}, {41, 1.5f}, {3, 0.5f}};
+  static const int32_t stops[] = {3, 40};
   struct quire_engine_request request = {
       .tokens = cell->tokens,
       .count = cell->length,
       .new_max = cell->new_max,
       .sampling = {.temperature = cell->temperature, .top_p = 1.0f, .logprobs = true, .seed = SAMPLING_SEED},
   };
+  struct quire_sampling *s = &request.sampling;
+  if (cell->sampling == EXACT_PENALISED || cell->sampling == EXACT_EVERYTHING) {
+    s->repetition_penalty = 1.3f;
+    s->presence_penalty = 0.5f;
+    s->frequency_penalty = 0.25f;
+  }
+  if (cell->sampling == EXACT_BIASED || cell->sampling == EXACT_EVERYTHING) {
+    s->bias = bias;
+    s->bias_count = (int32_t)(sizeof bias / sizeof bias[0]);
+    request.stops = stops;
+    request.stop_count = 2;
+    request.new_min = 3;
+  }
+  if (cell->sampling == EXACT_EVERYTHING) {
+    s->top_p = 0.95f;
+    s->top_k = 60;
+    s->min_p = 0.01f;
+    s->top_logprobs = EXACT_TOPS;
+  }
+  s->prompt_logprobs = cell->scored;
+  s->prompt_logprobs_start = cell->scored ? cell->length / 2 : 0;
+  s->prompt_top_logprobs = cell->scored ? EXACT_PROMPT_TOPS : 0;
   return request;
 }
 
@@ -112,7 +144,13 @@ void exact_engine_finish_steps(struct quire_engine *engine, struct exact_result 
     if (event.kind == QUIRE_EVENT_TOKEN) {
       assert_true(result->drawn < EXACT_NEW_MAX);
       result->token[result->drawn] = event.token;
-      result->logprob[result->drawn++] = event.logprob;
+      result->logprob[result->drawn] = event.logprob;
+      result->top_count[result->drawn] = event.top_count;
+      assert_in_range(event.top_count, 0, EXACT_TOPS);
+      for (int32_t i = 0; i < event.top_count; i++) {
+        result->top[result->drawn][i] = event.tops[i];
+      }
+      result->drawn++;
     }
   } while (event.kind != QUIRE_EVENT_DONE);
 }
@@ -135,13 +173,27 @@ void exact_engine_run(struct quire_engine *engine, const struct quire_engine_req
                       struct exact_result *result_out) {
   struct exact_result result = {0};
   struct quire_error error = {0};
-  expect_ok(quire_engine_start(engine, request, &result.hit, &error), &error);
+  struct quire_engine_request asked = *request;
+  if (request->sampling.prompt_logprobs && request->rows == NULL) {
+    int32_t start = request->sampling.prompt_logprobs_start;
+    result.scored_begin = start > 0 ? start - 1 : 0;
+    result.scored_end = request->count;
+    result.scored = calloc((size_t)request->count, sizeof *result.scored);
+    result.scored_top = calloc((size_t)request->count * EXACT_PROMPT_TOPS, sizeof *result.scored_top);
+    assert_true(result.scored != NULL && result.scored_top != NULL);
+    asked.rows = result.scored;
+    asked.row_tops = result.scored_top;
+  }
+  expect_ok(quire_engine_start(engine, &asked, &result.hit, &error), &error);
   exact_engine_finish_steps(engine, &result);
   if (result_out != NULL) {
     exact_engine_collect(engine, &result);
     *result_out = result;
   }
   quire_engine_finish(engine);
+  if (result_out == NULL) {
+    exact_result_free(&result);
+  }
 }
 
 void exact_engine_check_idle(struct quire_engine *engine) {
@@ -161,7 +213,7 @@ void exact_engine_check_idle(struct quire_engine *engine) {
 
 /* Runs what has to be in the cache; returns the hit the request must find. */
 static int32_t prepare(const struct exact_cell *cell, struct quire_engine *engine) {
-  int32_t longest = (cell->length - 1) / QUIRE_PAGE_TOKENS, shared = 0;
+  int32_t longest = (cell->scored ? scored_begin(cell) : cell->length - 1) / QUIRE_PAGE_TOKENS, shared = 0;
   struct quire_engine_request request = exact_request(cell);
   request.new_max = 0;
   if (cell->source == EXACT_HIT) {
@@ -239,6 +291,26 @@ static bool rows_equal(const struct exact_result *reference, const struct exact_
   return false;
 }
 
+static bool scores_equal(const struct exact_result *reference, const struct exact_result *got,
+                         char text_out[EXACT_TEXT_BYTES]) {
+  for (int32_t p = got->scored_begin; p < got->scored_end; p++) {
+    const struct quire_step_row *a = &reference->scored[p], *b = &got->scored[p];
+    size_t at = (size_t)p * EXACT_PROMPT_TOPS;
+    if (a->argmax != b->argmax || memcmp(&a->logprob, &b->logprob, sizeof a->logprob) != 0 ||
+        memcmp(reference->scored_top + at, got->scored_top + at, EXACT_PROMPT_TOPS * sizeof(struct quire_top)) != 0) {
+      snprintf(text_out, EXACT_TEXT_BYTES,
+               "prompt position %d: %a, then %d; expected %a, %d, or other likeliest tokens", p, (double)b->logprob,
+               b->argmax, (double)a->logprob, a->argmax);
+      return false;
+    }
+    if (b->argmax == QUIRE_TOKEN_ABSENT || got->scored_top[at].token != b->argmax) {
+      snprintf(text_out, EXACT_TEXT_BYTES, "prompt position %d has not been scored", p);
+      return false;
+    }
+  }
+  return true;
+}
+
 bool exact_results_equal(const struct exact_result *reference, const struct exact_result *got,
                          char text_out[EXACT_TEXT_BYTES]) {
   if (got->drawn != reference->drawn || got->count != reference->count || got->parts > reference->parts) {
@@ -251,7 +323,15 @@ bool exact_results_equal(const struct exact_result *reference, const struct exac
       return false;
     }
   }
+  if (!scores_equal(reference, got, text_out)) {
+    return false;
+  }
   for (int32_t i = 0; i < got->drawn; i++) {
+    if (got->top_count[i] != reference->top_count[i] ||
+        memcmp(got->top[i], reference->top[i], (size_t)got->top_count[i] * sizeof *got->top[i]) != 0) {
+      snprintf(text_out, EXACT_TEXT_BYTES, "token %d: other likeliest tokens", i);
+      return false;
+    }
     if (got->token[i] != reference->token[i] || memcmp(&got->logprob[i], &reference->logprob[i], sizeof(float)) != 0) {
       snprintf(text_out, EXACT_TEXT_BYTES, "token %d is %d (%a), expected %d (%a)", i, got->token[i],
                (double)got->logprob[i], reference->token[i], (double)reference->logprob[i]);
@@ -265,5 +345,7 @@ void exact_result_free(struct exact_result *result) {
   for (int32_t i = 0; i < result->parts; i++) {
     free(result->rows[i]);
   }
+  free(result->scored);
+  free(result->scored_top);
   memset(result, 0, sizeof *result);
 }

@@ -12,6 +12,8 @@
 #include "support/exact_model.h"
 
 #define EXACT_NEW_MAX 128
+#define EXACT_TOPS 5
+#define EXACT_PROMPT_TOPS 3
 #define EXACT_TEXT_BYTES 512
 
 /* What the cache holds when the request starts. */
@@ -21,6 +23,15 @@ enum exact_source {
   EXACT_PARTIAL,   /* a prompt ran that shares the first three fifths of this one */
   EXACT_ABANDONED, /* the same prompt ran for one or two chunks and was given up */
   EXACT_SOURCES,
+};
+
+/* What else the request asks of sampling. */
+enum exact_sampling {
+  EXACT_PLAIN,
+  EXACT_PENALISED,  /* all three penalties */
+  EXACT_BIASED,     /* a bias list, and stops that may not be drawn yet */
+  EXACT_EVERYTHING, /* both, every cut, and likeliest tokens */
+  EXACT_SAMPLINGS,
 };
 
 struct exact_cell {
@@ -51,6 +62,8 @@ struct exact_cell {
   int32_t length;
   int32_t new_max;
   float temperature;
+  enum exact_sampling sampling;
+  bool scored; /* log-probabilities of the prompt's second half */
 };
 
 struct exact_result {
@@ -59,6 +72,11 @@ struct exact_result {
   int32_t drawn;
   int32_t token[EXACT_NEW_MAX];
   float logprob[EXACT_NEW_MAX];
+  int32_t top_count[EXACT_NEW_MAX];
+  struct quire_top top[EXACT_NEW_MAX][EXACT_TOPS];
+  int32_t scored_begin, scored_end; /* prompt positions with log-probabilities */
+  struct quire_step_row *scored;    /* [scored_end] */
+  struct quire_top *scored_top;     /* [scored_end][EXACT_PROMPT_TOPS] */
   int32_t parts;
   int32_t row_bytes[QUIRE_PARTS_MAX];
   uint8_t *rows[QUIRE_PARTS_MAX]; /* [count * row_bytes] */
