@@ -113,6 +113,11 @@ enum quire_status quire_stream_check(struct quire_stream *stream, struct quire_e
   return stream->ops->check(stream, error_out);
 }
 
+void quire_stream_fail(struct quire_stream *stream, int error) {
+  QUIRE_ASSERT(stream != NULL && error != 0);
+  stream->ops->fail(stream, error);
+}
+
 static bool overlap(const void *a, const void *b, size_t bytes) {
   uintptr_t x = (uintptr_t)a;
   uintptr_t y = (uintptr_t)b;

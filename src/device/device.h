@@ -121,6 +121,9 @@ void *quire_stream_native(struct quire_stream *stream);
  * still running. */
 enum quire_status quire_stream_check(struct quire_stream *stream, struct quire_error *error_out);
 
+/* A launch into quire_stream_native was refused: the stream fails, with the runtime's error. */
+void quire_stream_fail(struct quire_stream *stream, int error);
+
 /* Enqueues fn with a copy of args (args_bytes <= QUIRE_STREAM_ARGS_BYTES_MAX). */
 void quire_stream_launch(struct quire_stream *stream, quire_stream_fn fn, const void *args, size_t args_bytes);
 /* Enqueues a copy; ranges must not overlap. */

@@ -62,6 +62,7 @@ struct quire_stream_ops {
   void (*destroy)(struct quire_stream *stream);
   void *(*native)(struct quire_stream *stream);
   enum quire_status (*check)(struct quire_stream *stream, struct quire_error *error_out);
+  void (*fail)(struct quire_stream *stream, int error);
   void (*launch)(struct quire_stream *stream, quire_stream_fn fn, const void *args, size_t args_bytes);
   void (*copy)(struct quire_stream *stream, void *target, const void *source, size_t bytes);
   void (*fill)(struct quire_stream *stream, void *target, int value, size_t bytes);

@@ -6,8 +6,12 @@
  *     large items    | batch 0 | batch 1 | .. | rest |     a batch is 4 KiB of one item
  *     small items    | item | item | item | item | ... |   a batch is as many items as fit
  *
- * Items are given by a functor, void operator()(int32_t i, struct quire_copy *item_out) const, i in [0, items), with at
- * most bytes_max bytes each (below 4 GiB), 0 for none. What is not a multiple of 16 in address or size goes byte by byte.
+ * What is copied is given by an object with
+ *
+ *     void batch(int32_t u, struct quire_copy *item_out, uint32_t *from_out) const   large: batch u is 4 KiB of this item
+ *     void item(int32_t i, struct quire_copy *item_out) const                        small
+ *
+ * Items are below 4 GiB, 0 bytes for none. What is not a multiple of 16 in address or size goes byte by byte.
  *
  * Measured beside it on two H200 and left: the bulk copy engine through shared memory (the same rate from 16
  * multiprocessors, half of it from 8, three quarters for rows of 656 bytes), one copy call an item (3 us each), a batch of
@@ -24,24 +28,15 @@
 #define QUIRE_SCATTER_LOADS 8
 #define QUIRE_SCATTER_BATCH (32 * QUIRE_SCATTER_LOADS) /* chunks of 16 bytes */
 
-/* How items are cut, the same for a whole launch. */
-struct quire_scatter {
-  int32_t batches;
-  int32_t batches_per_item; /* large items, else 1 */
-  int32_t items_per_batch;  /* small items, else 1 */
-  int32_t chunks;           /* of 16 bytes in an item, at most QUIRE_SCATTER_BATCH for small ones */
-};
+#define QUIRE_SCATTER_BYTES (QUIRE_SCATTER_BATCH * 16)
 
-static inline struct quire_scatter quire_scatter_of(int32_t items, uint32_t bytes_max) {
-  struct quire_scatter cut;
-  int32_t chunks = (int32_t)((bytes_max + 15) / 16);
-  bool large = chunks * 2 > QUIRE_SCATTER_BATCH;
-  cut.batches_per_item = large ? (int32_t)((chunks + QUIRE_SCATTER_BATCH - 1) / QUIRE_SCATTER_BATCH) : 1;
-  cut.items_per_batch = large ? 1 : (int32_t)(QUIRE_SCATTER_BATCH / chunks);
-  cut.chunks = large ? QUIRE_SCATTER_BATCH : (int32_t)chunks;
-  cut.batches = large ? items * cut.batches_per_item : (items + cut.items_per_batch - 1) / cut.items_per_batch;
-  return cut;
+/* Batches of one item that is read whole. */
+static inline int32_t quire_scatter_batches(uint32_t bytes) {
+  return (int32_t)((bytes + QUIRE_SCATTER_BYTES - 1) / QUIRE_SCATTER_BYTES);
 }
+
+/* Is an item so small that several make a batch? */
+static inline bool quire_scatter_is_small(uint32_t bytes_max) { return bytes_max * 2 <= QUIRE_SCATTER_BYTES; }
 
 static __device__ __forceinline__ bool quire_scatter_fast(const struct quire_copy &item) {
   return (((uint64_t)item.target | (uint64_t)item.source | item.bytes) & 15) == 0;
@@ -80,19 +75,19 @@ static __device__ __forceinline__ void quire_scatter_large(const struct quire_co
   }
 }
 
-/* Several items, a lane reads chunks of them in turn. */
+/* Several items, a lane reads chunks of them in turn; chunks: of 16 bytes in the largest. */
 template <typename Items>
-static __device__ __forceinline__ void quire_scatter_small(const Items &items, const struct quire_scatter &cut,
-                                                           int32_t first, int32_t count, int lane) {
+static __device__ __forceinline__ void quire_scatter_some(const Items &items, int32_t first, int32_t end, int chunks,
+                                                          int lane) {
   uint4 value[QUIRE_SCATTER_LOADS];
   uint8_t *target[QUIRE_SCATTER_LOADS];
 #pragma unroll
   for (int i = 0; i < QUIRE_SCATTER_LOADS; i++) {
-    int chunk = i * 32 + lane, item = chunk / cut.chunks;
-    uint32_t at = (uint32_t)(chunk - item * cut.chunks) * 16;
+    int chunk = i * 32 + lane, which = chunk / chunks;
+    uint32_t at = (uint32_t)(chunk - which * chunks) * 16;
     struct quire_copy one = {NULL, NULL, 0};
-    if (item < cut.items_per_batch && first + item < count) {
-      items(first + item, &one);
+    if (first + which < end) {
+      items.item(first + which, &one);
     }
     target[i] = NULL;
     if (at < one.bytes && quire_scatter_fast(one)) {
@@ -112,33 +107,33 @@ static __device__ __forceinline__ void quire_scatter_small(const Items &items, c
   }
 }
 
-/* Both are called by all threads of a grid of blocks of QUIRE_SCATTER_THREADS; which of them, says items_per_batch. */
 template <typename Items>
-static __device__ __forceinline__ void quire_scattered_small(const Items &items, const struct quire_scatter &cut,
-                                                             int32_t count) {
+static __global__ void __launch_bounds__(QUIRE_SCATTER_THREADS)
+    quire_scatter_small_kernel(Items items, int32_t count, int chunks) {
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  int32_t step = (int32_t)gridDim.x * (QUIRE_SCATTER_THREADS / 32);
-  for (int32_t batch = (int32_t)warp * gridDim.x + blockIdx.x; batch < cut.batches; batch += step) {
-    quire_scatter_small(items, cut, batch * cut.items_per_batch, count, lane);
+  int32_t each = QUIRE_SCATTER_BATCH / chunks, step = (int32_t)gridDim.x * (QUIRE_SCATTER_THREADS / 32) * each;
+  for (int32_t i = (warp * (int32_t)gridDim.x + (int32_t)blockIdx.x) * each; i < count; i += step) {
+    quire_scatter_some(items, i, i + each < count ? i + each : count, chunks, lane);
   }
 }
 
 template <typename Items>
-static __device__ __forceinline__ void quire_scattered_large(const Items &items, const struct quire_scatter &cut) {
+static __global__ void __launch_bounds__(QUIRE_SCATTER_THREADS)
+    quire_scatter_large_kernel(Items items, int32_t batches) {
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   int32_t step = (int32_t)gridDim.x * (QUIRE_SCATTER_THREADS / 32);
-  int32_t batch = (int32_t)warp * gridDim.x + blockIdx.x;
+  int32_t u = warp * (int32_t)gridDim.x + (int32_t)blockIdx.x;
   struct quire_copy next = {NULL, NULL, 0};
-  if (batch < cut.batches) {
-    items(batch / cut.batches_per_item, &next);
+  uint32_t next_from = 0;
+  if (u < batches) {
+    items.batch(u, &next, &next_from);
   }
-  while (batch < cut.batches) {
+  while (u < batches) {
     struct quire_copy item = next;
-    uint32_t from = (uint32_t)(batch % cut.batches_per_item) * QUIRE_SCATTER_BATCH * 16;
-    batch += step;
-    next.bytes = 0;
-    if (batch < cut.batches) {
-      items(batch / cut.batches_per_item, &next); /* its load is under way while this batch's are */
+    uint32_t from = next_from;
+    u += step;
+    if (u < batches) {
+      items.batch(u, &next, &next_from); /* what it looks up is under way while this batch is */
     }
     if (from < item.bytes) {
       quire_scatter_large(item, from, lane);
@@ -146,31 +141,25 @@ static __device__ __forceinline__ void quire_scattered_large(const Items &items,
   }
 }
 
-/* The kernel of a kind of items, in the width and shape that `cut` asks for. */
+static inline unsigned quire_scatter_grid(int64_t warps, int32_t width) {
+  int64_t blocks = (warps + QUIRE_SCATTER_THREADS / 32 - 1) / (QUIRE_SCATTER_THREADS / 32);
+  return (unsigned)(blocks < width ? blocks : width);
+}
+
+/* Launch on at most `width` multiprocessors of the current device; batches and count > 0. */
 template <typename Items>
-static __global__ void __launch_bounds__(QUIRE_SCATTER_THREADS)
-    quire_scatter_large_kernel(Items items, struct quire_scatter cut) {
-  quire_scattered_large(items, cut);
+static inline cudaError_t quire_scatter_large_launch(const Items &items, int32_t batches, int32_t width,
+                                                     cudaStream_t stream) {
+  quire_scatter_large_kernel<<<quire_scatter_grid(batches, width), QUIRE_SCATTER_THREADS, 0, stream>>>(items, batches);
+  return cudaGetLastError();
 }
 
 template <typename Items>
-static __global__ void __launch_bounds__(QUIRE_SCATTER_THREADS)
-    quire_scatter_small_kernel(Items items, struct quire_scatter cut, int32_t count) {
-  quire_scattered_small(items, cut, count);
-}
-
-/* Launches them on at most `width` multiprocessors of the current device. */
-template <typename Items>
-static inline cudaError_t quire_scatter_launch(const Items &items, int32_t count, uint32_t bytes_max, int32_t width,
-                                               cudaStream_t stream) {
-  struct quire_scatter cut = quire_scatter_of(count, bytes_max);
-  int32_t blocks = (cut.batches + QUIRE_SCATTER_THREADS / 32 - 1) / (QUIRE_SCATTER_THREADS / 32);
-  unsigned grid = (unsigned)(blocks < width ? blocks : width);
-  if (cut.items_per_batch > 1) {
-    quire_scatter_small_kernel<<<grid, QUIRE_SCATTER_THREADS, 0, stream>>>(items, cut, count);
-  } else {
-    quire_scatter_large_kernel<<<grid, QUIRE_SCATTER_THREADS, 0, stream>>>(items, cut);
-  }
+static inline cudaError_t quire_scatter_small_launch(const Items &items, int32_t count, uint32_t bytes_max,
+                                                     int32_t width, cudaStream_t stream) {
+  int chunks = (int)((bytes_max + 15) / 16);
+  unsigned grid = quire_scatter_grid((count + QUIRE_SCATTER_BATCH / chunks - 1) / (QUIRE_SCATTER_BATCH / chunks), width);
+  quire_scatter_small_kernel<<<grid, QUIRE_SCATTER_THREADS, 0, stream>>>(items, count, chunks);
   return cudaGetLastError();
 }
 

@@ -372,6 +372,9 @@ static enum quire_status cpu_check(struct quire_stream *front, struct quire_erro
   return QUIRE_OK;
 }
 
+/* Nothing is launched into a stream without a native one. */
+static void cpu_fail(struct quire_stream *front, int error) { QUIRE_ASSERT(front == NULL && error == 0); }
+
 static void cpu_launch(struct quire_stream *front, quire_stream_fn fn, const void *args, size_t args_bytes) {
   struct cpu_stream *stream = cpu_of(front);
   if (stream->mode == QUIRE_STREAM_INLINE) {
@@ -439,6 +442,7 @@ static const struct quire_stream_ops cpu_stream_ops = {
     .destroy = cpu_destroy,
     .native = cpu_native,
     .check = cpu_check,
+    .fail = cpu_fail,
     .launch = cpu_launch,
     .copy = cpu_copy,
     .fill = cpu_fill,

@@ -5,11 +5,18 @@
 #include "device/scattered_copy.cuh"
 
 #define WIDTH_DEFAULT 32
+#define WIDTH_DEFAULT_SMALL 64
 
 struct list_items {
   const struct quire_copy *list;
+  int32_t batches_per_item;
 
-  __device__ void operator()(int32_t i, struct quire_copy *item_out) const { *item_out = list[i]; }
+  __device__ void batch(int32_t u, struct quire_copy *item_out, uint32_t *from_out) const {
+    int32_t i = u / batches_per_item;
+    *item_out = list[i];
+    *from_out = (uint32_t)(u - i * batches_per_item) * QUIRE_SCATTER_BYTES;
+  }
+  __device__ void item(int32_t i, struct quire_copy *item_out) const { *item_out = list[i]; }
 };
 
 static __global__ void delay_kernel(uint32_t ns) {
@@ -20,8 +27,11 @@ static __global__ void delay_kernel(uint32_t ns) {
 
 cudaError_t quire_cuda_copy_list(const struct quire_copy *list, int32_t count, uint32_t bytes_max, int32_t width,
                                  cudaStream_t stream) {
-  struct list_items items = {list};
-  return quire_scatter_launch(items, count, bytes_max, width > 0 ? width : WIDTH_DEFAULT, stream);
+  struct list_items items = {list, quire_scatter_batches(bytes_max)};
+  if (quire_scatter_is_small(bytes_max)) {
+    return quire_scatter_small_launch(items, count, bytes_max, width > 0 ? width : WIDTH_DEFAULT_SMALL, stream);
+  }
+  return quire_scatter_large_launch(items, count * items.batches_per_item, width > 0 ? width : WIDTH_DEFAULT, stream);
 }
 
 cudaError_t quire_cuda_delay(uint32_t ns, cudaStream_t stream) {

@@ -115,6 +115,11 @@ static enum quire_status cuda_check(struct quire_stream *front, struct quire_err
   return error == cudaSuccess ? QUIRE_OK : quire_cuda_fault(error, "a stream has failed", error_out);
 }
 
+static void cuda_fail(struct quire_stream *front, int error) {
+  QUIRE_ASSERT(error != 0);
+  (void)fine(cuda_of(front), (cudaError_t)error);
+}
+
 static void CUDART_CB run_call(void *context) {
   struct host_call *call = context;
   QUIRE_ASSERT(call->fn != NULL);
@@ -228,6 +233,7 @@ static const struct quire_stream_ops cuda_stream_ops = {
     .destroy = cuda_destroy,
     .native = cuda_native,
     .check = cuda_check,
+    .fail = cuda_fail,
     .launch = cuda_launch,
     .copy = cuda_copy,
     .fill = cuda_fill,
