@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "kernels/kernels_cuda.h"
 #include "layout/split.h"
 #include "view/view_internal.h"
 
@@ -21,6 +22,10 @@ bool quire_view_can(enum quire_view_mode mode, const struct quire_geometry *geom
 }
 
 static int64_t align64(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
+
+static bool on_gpu(const struct quire_view_config *config) {
+  return config->device != NULL && quire_device_kind_of(config->device) == QUIRE_DEVICE_CUDA;
+}
 
 /* Bytes a row of the three arrays; every layer of a kind has the same rows. */
 static void row_bytes(const struct quire_parts *parts, int32_t out[ARRAYS]) {
@@ -59,6 +64,17 @@ static int64_t gather_page_bytes(const struct quire_parts *parts) {
   return (int64_t)parts->page_tokens * (bytes[ARRAY_LATENT] + bytes[ARRAY_KEY] + bytes[ARRAY_SCALE]);
 }
 
+static int64_t select_scratch_bytes(const struct quire_view_config *config) {
+  int32_t limit_max = config->request_pages_max * config->geometry.page_tokens;
+  return align64(on_gpu(config)
+                     ? quire_cuda_select_scratch(config->device, config->index_heads, config->topk, config->rows_max)
+                     : quire_select_scratch_bytes(config->index_heads, config->topk, limit_max, config->threads));
+}
+
+static int64_t attend_scratch_bytes(const struct quire_view_config *config) {
+  return on_gpu(config) ? 0 : align64(quire_attend_scratch_bytes(config->heads, config->topk, config->threads));
+}
+
 struct quire_view_memory quire_view_bytes(const struct quire_view_config *config) {
   int32_t bytes[ARRAYS];
   int64_t offsets[ARRAYS];
@@ -74,11 +90,9 @@ struct quire_view_memory quire_view_bytes(const struct quire_view_config *config
   if (config->mode == QUIRE_VIEW_GATHER) {
     memory.gather = 2 * align64(gather_page_bytes(config->parts) * config->gather_pages_max);
   }
-  int32_t limit_max = config->request_pages_max * config->geometry.page_tokens;
   memory.scratch = align64((int64_t)config->rows_max * config->topk * (int64_t)sizeof(int32_t)) +
-                   align64((int64_t)config->rows_max * (int64_t)sizeof(int32_t)) +
-                   align64(quire_select_scratch_bytes(config->index_heads, config->topk, limit_max, config->threads)) +
-                   align64(quire_attend_scratch_bytes(config->heads, config->topk, config->threads));
+                   align64((int64_t)config->rows_max * (int64_t)sizeof(int32_t)) + select_scratch_bytes(config) +
+                   attend_scratch_bytes(config);
   return memory;
 }
 
@@ -104,8 +118,7 @@ static void carve(struct quire_view *view, const struct quire_view_memory *memor
   view->counts = (int32_t *)at;
   at += align64((int64_t)config->rows_max * (int64_t)sizeof(int32_t));
   view->select_scratch = at;
-  at += align64(quire_select_scratch_bytes(config->index_heads, config->topk,
-                                           config->request_pages_max * config->geometry.page_tokens, config->threads));
+  at += select_scratch_bytes(config);
   view->attend_scratch = at;
 }
 
@@ -163,6 +176,50 @@ static bool create_tables(struct quire_view *view) {
   return true;
 }
 
+/* -- the CPU's backend: tables are where they are built, and what is enqueued has run ---------------------------- */
+
+static enum quire_status cpu_open(struct quire_view *view, struct quire_error *error_out) {
+  (void)error_out;
+  view->target.flags = view->target.nonfinite;
+  view->draft.flags = view->draft.nonfinite;
+  return QUIRE_OK;
+}
+
+static void cpu_close(struct quire_view *view) { QUIRE_ASSERT(view->cuda == NULL); }
+
+static void cpu_begin(struct quire_view *view) {
+  quire_view_pull_commits(view);
+  view->target.device = view->target.batch;
+  view->draft.device = view->draft.batch;
+  memset(view->target.nonfinite, 0, (size_t)view->target.batch.m * sizeof(int32_t));
+  memset(view->draft.nonfinite, 0, (size_t)view->draft.batch.m * sizeof(int32_t));
+}
+
+static enum quire_status cpu_end(struct quire_view *view, struct quire_error *error_out) {
+  return quire_stream_check(view->stream, error_out);
+}
+
+const struct quire_view_backend quire_view_cpu_backend = {
+    .open = cpu_open,
+    .close = cpu_close,
+    .begin = cpu_begin,
+    .put = quire_view_place_rows,
+    .gather = quire_view_gather_rows,
+    .sources = quire_view_build_sources,
+    .end = cpu_end,
+};
+
+static enum quire_status create_memory(struct quire_view *view, size_t bytes, struct quire_error *error_out) {
+  const struct quire_view_config *config = &view->config;
+  view->backend = on_gpu(config) ? &quire_view_cuda_backend : &quire_view_cpu_backend;
+  if (on_gpu(config) && (config->debug || config->fault != QUIRE_VIEW_FAULT_NONE)) {
+    return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "view",
+                           "--debug-shared-kv and --debug-fault work on the CPU only, rank %d is a GPU", config->rank);
+  }
+  return config->device == NULL ? quire_memory_create(view->env, bytes, &view->memory, error_out)
+                                : quire_device_memory(config->device, bytes, &view->memory, error_out);
+}
+
 enum quire_status quire_view_create(const struct quire_env *env, const struct quire_view_config *config,
                                     const struct quire_view_links *links, struct quire_view **view_out,
                                     struct quire_error *error_out) {
@@ -182,7 +239,7 @@ enum quire_status quire_view_create(const struct quire_env *env, const struct qu
   row_bytes(config->parts, view->row_bytes);
   struct quire_view_memory memory = quire_view_bytes(config);
   size_t total = (size_t)(memory.exchange + memory.local + memory.gather + memory.scratch);
-  enum quire_status status = quire_memory_create(env, total, &view->memory, error_out);
+  enum quire_status status = create_memory(view, total, error_out);
   if (status == QUIRE_OK && !create_tables(view)) {
     status = quire_error_set(error_out, QUIRE_ERR_MEMORY, "view", "no memory for the tables of rank %d", config->rank);
   }
@@ -191,6 +248,11 @@ enum quire_status quire_view_create(const struct quire_env *env, const struct qu
     return status;
   }
   carve(view, &memory);
+  status = view->backend->open(view, error_out);
+  if (status != QUIRE_OK) {
+    quire_view_destroy(view);
+    return status;
+  }
   *view_out = view;
   return QUIRE_OK;
 }
@@ -200,6 +262,9 @@ void quire_view_destroy(struct quire_view *view) {
     return;
   }
   struct table tables[VIEW_TABLES];
+  if (view->backend != NULL) {
+    view->backend->close(view);
+  }
   list_tables(view, tables);
   for (int i = 0; i < VIEW_TABLES; i++) {
     quire_env_free(view->env, *tables[i].pointer, tables[i].count, tables[i].size);
@@ -209,7 +274,7 @@ void quire_view_destroy(struct quire_view *view) {
 }
 
 void quire_view_start(struct quire_view *view, struct quire_stream *stream, struct quire_stream *copy_stream) {
-  QUIRE_ASSERT(stream != NULL && quire_stream_is_inline(stream));
+  QUIRE_ASSERT(stream != NULL && quire_stream_is_inline(stream) == !on_gpu(&view->config));
   QUIRE_ASSERT((view->config.mode != QUIRE_VIEW_GATHER || copy_stream != NULL));
   view->stream = stream;
   view->copy_stream = copy_stream;
@@ -447,11 +512,9 @@ enum quire_status quire_view_begin(struct quire_view *view, const struct quire_s
   if (status != QUIRE_OK) {
     return status;
   }
-  quire_view_pull_commits(view);
   build_target(view);
   build_draft(view);
-  memset(view->target.nonfinite, 0, (size_t)view->target.batch.m * sizeof(int32_t));
-  memset(view->draft.nonfinite, 0, (size_t)view->draft.batch.m * sizeof(int32_t));
+  view->backend->begin(view);
   quire_view_gather(view, 0);
   return QUIRE_OK;
 }
@@ -459,6 +522,10 @@ enum quire_status quire_view_begin(struct quire_view *view, const struct quire_s
 const struct quire_view_batch *quire_view_target_batch(const struct quire_view *view) { return &view->target.batch; }
 
 const struct quire_view_batch *quire_view_draft_batch(const struct quire_view *view) { return &view->draft.batch; }
+
+const struct quire_view_batch *quire_view_device_batch(const struct quire_view *view, enum quire_part_model model) {
+  return model == QUIRE_PART_TARGET ? &view->target.device : &view->draft.device;
+}
 
 const int32_t *quire_view_indices(const struct quire_view *view) { return view->indices; }
 
@@ -486,5 +553,5 @@ enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *
     return quire_error_set(error_out, status, "fence", "another rank gave up the step");
   }
   view->fenced = view->plan->epoch;
-  return status;
+  return view->backend->end(view, error_out);
 }

@@ -20,6 +20,9 @@
  * Write marks (device/peer.h): a page carries the epoch of its last write and the first row written in it. A prefix row
  * that was written in an epoch without a fence behind it is an error (QUIRE_ERR_RANK), never read.
  *
+ * On a GPU (config.device) the same holds; what the host needs to know it knows from the plan, so it marks pages when it
+ * enqueues, and nothing is read back before the fence. --debug-shared-kv and faults are the CPU's alone and refused there.
+ *
  * Memory: all of it is reserved at creation (quire_view_bytes counts the device memory; host tables come on top). Threads: the rank's thread, except that
  * other ranks read the local segment, the exchange buffers and the marks between fences. Errors: QUIRE_ERR_ABORTED when
  * another rank poisoned the epoch; the step's results are void then. */
@@ -70,6 +73,7 @@ struct quire_view_config {
   int32_t gather_pages_max;        /* prefix pages of all prefill entries of a step; gather only */
   int32_t topk;                    /* of the indexer */
   int32_t heads, index_heads;      /* for scratch */
+  struct quire_device *device;     /* where the view and its kernels work; NULL: the CPU */
   bool any_scale;                  /* scales of stored rows need not be powers of two (arithmetic.md 2) */
   int threads;                     /* of the rank's team */
   bool debug;                      /* compare everything that is read with what owners wrote (view_debug.c) */
@@ -104,8 +108,9 @@ enum quire_status quire_view_create(const struct quire_env *env, const struct qu
                                     const struct quire_view_links *links, struct quire_view **view_out,
                                     struct quire_error *error_out);
 void quire_view_destroy(struct quire_view *view);
-/* The rank's streams, before its first step: compute, which must be inline (the view's tables are rewritten between
- * launches), and gather's copies (NULL in other modes). */
+/* The rank's streams, before its first step: compute and gather's copies (NULL in other modes). On the CPU compute must be
+ * inline: tables are rewritten between launches. On a GPU they are streams of config.device; a step's tables go there in
+ * one copy at its begin, and until its fence no host waits for them. */
 void quire_view_start(struct quire_view *view, struct quire_stream *stream, struct quire_stream *copy_stream);
 
 /* The rows a rank works on in one step, in this order: prefill rows (by entry, then position), decode rows, read-only
@@ -128,6 +133,8 @@ enum quire_status quire_view_begin(struct quire_view *view, const struct quire_s
 /* Both valid from begin to fence. The draft batch is empty without a draft part. */
 const struct quire_view_batch *quire_view_target_batch(const struct quire_view *view);
 const struct quire_view_batch *quire_view_draft_batch(const struct quire_view *view);
+/* The same with arrays that the view's device reads; on the CPU the very same. */
+const struct quire_view_batch *quire_view_device_batch(const struct quire_view *view, enum quire_part_model model);
 
 /* Fresh rows of a layer, f32, in batch order ([puts] rows). key is NULL for a layer without an indexer. */
 struct quire_view_put {
@@ -158,14 +165,15 @@ struct quire_view_attend {
 };
 void quire_view_attend(struct quire_view *view, const struct quire_view_attend *attend);
 
-/* The lists of the last select: indices [m, topk] ascending padded with -1, counts [m]. */
+/* The lists of the last select, in device memory: indices [m, topk] ascending padded with -1, counts [m]. */
 const int32_t *quire_view_indices(const struct quire_view *view);
 const int32_t *quire_view_counts(const struct quire_view *view);
 
 /* Other values a row's result depends on, f32 [m, n]: what holds one that is not finite is reported like KV that is not. */
 void quire_view_check_finite(struct quire_view *view, enum quire_part_model model, const float *x, int32_t n);
 
-/* 1 for each row of the batch that was not finite in this step, [m] of the target batch or of the draft. */
+/* 1 for each row of the batch that was not finite in this step, [m] of the target batch or of the draft; on a GPU known
+ * after the fence. */
 const int32_t *quire_view_nonfinite(const struct quire_view *view, enum quire_part_model model);
 
 /* Ends the step: waits for the rank's own copies, then for every rank. QUIRE_ERR_ABORTED, or QUIRE_ERR_RANK when

@@ -4,6 +4,7 @@
  *   view_put.c    quantise, exchange, owner copy, commits, write marks
  *   view_read.c   sources, gather, select, attend
  *   view_debug.c  comparison of everything read with what owners wrote
+ *   cuda/         what of these runs on a GPU
  *
  * Exchange slot of a rank (two of them, used in turn):
  *
@@ -29,10 +30,42 @@ struct quire_view_rows {
   int32_t *tokens, *positions, *limits, *entries, *hidden; /* [rows_max] each */
   int32_t prefill_puts;                                    /* the first rows: those that are exchanged */
   int32_t *nonfinite;                                      /* [rows_max] */
+  struct quire_view_batch device;                          /* the batch, in memory of the device */
+  int32_t *flags;                                          /* [rows_max] nonfinite in memory of the device */
 };
+
+/* What one put works with. */
+struct quire_view_put_job {
+  struct quire_view *view;
+  struct quire_view_rows *rows;
+  const struct quire_block *blocks; /* [ranks] exchange slots; NULL: no fresh rows in this step */
+  uint8_t *slot;                    /* the rank's own */
+  int32_t latent_part, key_part;    /* key_part may be QUIRE_PART_NONE */
+  bool draft;
+};
+
+/* The part of a view that depends on where it works. */
+struct quire_view_backend {
+  enum quire_status (*open)(struct quire_view *view, struct quire_error *error_out);
+  void (*close)(struct quire_view *view);
+  /* the plan is placed and the batches are built: tables, commits, no row is non-finite yet */
+  void (*begin)(struct quire_view *view);
+  void (*put)(const struct quire_view_put_job *job);
+  /* copies the prefixes of a flat layer into its scratch, on the copy stream */
+  void (*gather)(struct quire_view *view, int32_t flat);
+  /* sources of all entries for one part, in memory of the device */
+  const struct quire_kv_source *(*sources)(struct quire_view *view, int32_t flat, int32_t part);
+  /* every rank has fenced: waits until the host may look at the step's results */
+  enum quire_status (*end)(struct quire_view *view, struct quire_error *error_out);
+};
+
+extern const struct quire_view_backend quire_view_cpu_backend;
+extern const struct quire_view_backend quire_view_cuda_backend;
 
 struct quire_view {
   struct quire_view_config config;
+  const struct quire_view_backend *backend;
+  struct quire_view_cuda *cuda; /* of the CUDA backend */
   struct quire_view_links links;
   struct quire_stream *stream, *copy_stream;
   const struct quire_env *env;
@@ -93,8 +126,17 @@ int32_t quire_view_reads_from(const struct quire_view *view, quire_page page);
 /* Address of a page of a part at that rank. */
 const uint8_t *quire_view_page(const struct quire_view *view, int32_t part, quire_page page);
 
-/* Pulls the committed rows of every entry into the pages this rank stores. */
+/* The CPU's backend, by file: view_put.c and view_read.c. */
 void quire_view_pull_commits(struct quire_view *view);
+void quire_view_place_rows(const struct quire_view_put_job *job);
+void quire_view_gather_rows(struct quire_view *view, int32_t flat);
+const struct quire_kv_source *quire_view_build_sources(struct quire_view *view, int32_t flat, int32_t part);
+
+/* Marks the page of a position as written in this epoch, if this rank stores it; its local page, else -1. */
+int32_t quire_view_mark_own(struct quire_view *view, const struct quire_step_entry *entry, int32_t position);
+
+/* Scratch address of page `index` of one kind. */
+uint8_t *quire_view_gather_page(const struct quire_view *view, int32_t flat, enum quire_part_kind kind, int32_t index);
 
 /* Layers in the order they attend: target layers, then draft layers. */
 enum quire_part_model quire_view_flat_model(const struct quire_view *view, int32_t flat, int32_t *layer_out);

@@ -7,18 +7,8 @@
 #include "base/assert.h"
 #include "view/view_internal.h"
 
-/* What one put works with; passed by value to the stream. */
-struct put_job {
-  struct quire_view *view;
-  struct quire_view_rows *rows;
-  const struct quire_block *blocks; /* [ranks] exchange slots */
-  uint8_t *slot;                    /* the rank's own */
-  int32_t latent_part, key_part;    /* key_part may be QUIRE_PART_NONE */
-  bool draft;
-};
-
 /* Part and piece behind each array; QUIRE_PART_NONE where the layer has none. */
-static void array_part(const struct put_job *job, int array, int32_t *part_out, int32_t *piece_out) {
+static void array_part(const struct quire_view_put_job *job, int array, int32_t *part_out, int32_t *piece_out) {
   const struct quire_parts *parts = job->view->config.parts;
   *part_out = array == ARRAY_LATENT ? job->latent_part : job->key_part;
   *piece_out = array == ARRAY_SCALE ? 1 : 0;
@@ -27,23 +17,30 @@ static void array_part(const struct put_job *job, int array, int32_t *part_out, 
   }
 }
 
-/* The place of a position's row in the page that this rank stores, or NULL when it stores none. Marks the page. */
-static uint8_t *own_page_row(struct quire_view *view, const struct quire_step_entry *entry, int32_t position,
-                             int32_t part, int32_t piece) {
+int32_t quire_view_mark_own(struct quire_view *view, const struct quire_step_entry *entry, int32_t position) {
   const struct quire_geometry *g = &view->config.geometry;
   quire_page page = quire_view_table(view, entry->request)[position / g->page_tokens];
   if (!quire_page_stored_by(g, page, (quire_rank_id){view->config.rank})) {
-    return NULL;
+    return -1;
   }
-  int32_t row = position % g->page_tokens;
   quire_local_page local = quire_page_local(g, page);
   const struct quire_peer *self = &view->links.peers->rank[view->config.rank];
   QUIRE_ASSERT(local.v < self->pages);
-  quire_written_mark(&self->written[local.v], (int64_t)view->plan->epoch, row);
+  quire_written_mark(&self->written[local.v], (int64_t)view->plan->epoch, position % g->page_tokens);
+  return local.v;
+}
+
+/* The place of a position's row in the page that this rank stores, or NULL when it stores none. Marks the page. */
+static uint8_t *own_page_row(struct quire_view *view, const struct quire_step_entry *entry, int32_t position,
+                             int32_t part, int32_t piece) {
+  int32_t local = quire_view_mark_own(view, entry, position);
+  if (local < 0) {
+    return NULL;
+  }
   const struct quire_piece *p = &view->config.parts->part[part].piece[piece];
-  uint8_t *base = quire_peer_page(self, part, local.v);
+  uint8_t *base = quire_peer_page(&view->links.peers->rank[view->config.rank], part, local);
   QUIRE_ASSERT(base != NULL);
-  return base + p->offset + (int64_t)row * p->row_bytes;
+  return base + p->offset + (int64_t)(position % view->config.geometry.page_tokens) * p->row_bytes;
 }
 
 /* For debugging: a row with two pieces is hashed after each, the last time with both. */
@@ -57,7 +54,8 @@ static void wrote(struct quire_view *view, const struct quire_step_entry *entry,
 
 /* Copies the row of a position from the exchange (source row `row` of `block`, NULL: zeros) to the fresh segment and to
  * the page, if it is ours. */
-static void place_row(const struct put_job *job, int32_t e, int32_t position, const uint8_t *block, int32_t row) {
+static void place_row(const struct quire_view_put_job *job, int32_t e, int32_t position, const uint8_t *block,
+                      int32_t row) {
   struct quire_view *view = job->view;
   const struct quire_step_entry *entry = quire_view_entry(view, e);
   for (int array = 0; array < ARRAYS; array++) {
@@ -84,7 +82,7 @@ static void place_row(const struct put_job *job, int32_t e, int32_t position, co
 
 static void assemble_run(void *args, struct quire_team *team) {
   (void)team;
-  const struct put_job *job = args;
+  const struct quire_view_put_job *job = args;
   struct quire_view *view = job->view;
   int32_t next[QUIRE_RANKS_MAX] = {0};
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
@@ -107,7 +105,7 @@ static void assemble_run(void *args, struct quire_team *team) {
 /* Decode rows stay at home until a later step commits them. */
 static void append_run(void *args, struct quire_team *team) {
   (void)team;
-  const struct put_job *job = args;
+  const struct quire_view_put_job *job = args;
   struct quire_view *view = job->view;
   for (int32_t i = job->rows->prefill_puts; i < job->rows->batch.puts; i++) {
     const struct quire_step_entry *entry = quire_view_entry(view, job->rows->entries[i]);
@@ -125,7 +123,7 @@ static void append_run(void *args, struct quire_team *team) {
 }
 
 static void check_finite(struct quire_view *view, struct quire_view_rows *rows, const struct quire_view_put *put) {
-  struct quire_finite check = {put->latent, rows->nonfinite, rows->batch.puts, QUIRE_LATENT_DIM, put->latent_ld};
+  struct quire_finite check = {put->latent, rows->flags, rows->batch.puts, QUIRE_LATENT_DIM, put->latent_ld};
   view->links.kernels->finite(view->stream, check);
   check.x = put->rope;
   check.n = QUIRE_ROPE_DIM;
@@ -141,7 +139,7 @@ static void check_finite(struct quire_view *view, struct quire_view_rows *rows, 
 
 void quire_view_check_finite(struct quire_view *view, enum quire_part_model model, const float *x, int32_t n) {
   struct quire_view_rows *rows = model == QUIRE_PART_DRAFT ? &view->draft : &view->target;
-  view->links.kernels->finite(view->stream, (struct quire_finite){x, rows->nonfinite, rows->batch.m, n, n});
+  view->links.kernels->finite(view->stream, (struct quire_finite){x, rows->flags, rows->batch.m, n, n});
 }
 
 static void quantise(struct quire_view *view, const struct quire_view_rows *rows, const struct quire_view_put *put,
@@ -177,7 +175,7 @@ enum quire_status quire_view_put_rows(struct quire_view *view, const struct quir
   const struct quire_parts *parts = view->config.parts;
   bool draft = put->model == QUIRE_PART_DRAFT;
   struct quire_view_rows *rows = draft ? &view->draft : &view->target;
-  struct put_job job = {
+  struct quire_view_put_job job = {
       .view = view,
       .rows = rows,
       .slot = view->exchange[view->slot],
@@ -186,6 +184,7 @@ enum quire_status quire_view_put_rows(struct quire_view *view, const struct quir
       .draft = draft,
   };
   QUIRE_ASSERT(job.latent_part != QUIRE_PART_NONE && (job.key_part != QUIRE_PART_NONE) == (put->key != NULL));
+  struct quire_block own;
   quire_view_gather(view, (draft ? parts->target_layers : 0) + put->layer + 1);
   check_finite(view, rows, put);
   quantise(view, rows, put, job.slot);
@@ -194,7 +193,7 @@ enum quire_status quire_view_put_rows(struct quire_view *view, const struct quir
     int64_t bytes = job.key_part == QUIRE_PART_NONE ? view->array_offset[ARRAY_KEY]
                                                     : view->array_offset[ARRAY_SCALE] +
                                                           (int64_t)view->config.rows_max * view->row_bytes[ARRAY_SCALE];
-    struct quire_block own = {job.slot, (size_t)bytes};
+    own = (struct quire_block){job.slot, (size_t)bytes};
     job.blocks = &own;
     if (view->config.geometry.ranks > 1) {
       enum quire_status status =
@@ -204,10 +203,19 @@ enum quire_status quire_view_put_rows(struct quire_view *view, const struct quir
       }
       view->slot ^= 1;
     }
-    quire_stream_launch(view->stream, assemble_run, &job, sizeof job);
   }
-  quire_stream_launch(view->stream, append_run, &job, sizeof job);
+  view->backend->put(&job);
   return QUIRE_OK;
+}
+
+/* Blocks may lie on the caller's stack: the stream is inline. */
+void quire_view_place_rows(const struct quire_view_put_job *job) {
+  struct quire_stream *stream = job->view->stream;
+  QUIRE_ASSERT(quire_stream_is_inline(stream));
+  if (job->blocks != NULL) {
+    quire_stream_launch(stream, assemble_run, job, sizeof *job);
+  }
+  quire_stream_launch(stream, append_run, job, sizeof *job);
 }
 
 void quire_view_pull_commits(struct quire_view *view) {

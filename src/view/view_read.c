@@ -35,8 +35,7 @@ static int32_t flat_layer(const struct quire_view *view, enum quire_part_model m
   return model == QUIRE_PART_TARGET ? layer : view->config.parts->target_layers + layer;
 }
 
-/* Scratch address of page `index` of one kind. */
-static uint8_t *gather_page(const struct quire_view *view, int32_t flat, enum quire_part_kind kind, int32_t index) {
+uint8_t *quire_view_gather_page(const struct quire_view *view, int32_t flat, enum quire_part_kind kind, int32_t index) {
   const struct quire_view_config *c = &view->config;
   int64_t latent = (int64_t)c->parts->page_tokens * view->row_bytes[ARRAY_LATENT];
   int64_t key = (int64_t)c->parts->page_tokens * (view->row_bytes[ARRAY_KEY] + view->row_bytes[ARRAY_SCALE]);
@@ -86,13 +85,19 @@ static void gather_run(void *args, struct quire_team *team) {
                  (int64_t)entry->prefix_end * parts->part[part].row_bytes >= GATHER_PAST_CACHES_BYTES;
       for (int32_t p = 0; part != QUIRE_PART_NONE && p * page_tokens < entry->prefix_end; p++) {
         gather_rows(&parts->part[part], quire_view_page(view, part, table[p]),
-                    gather_page(view, job->flat, (enum quire_part_kind)kind, view->gather_page[e] + p),
+                    quire_view_gather_page(view, job->flat, (enum quire_part_kind)kind, view->gather_page[e] + p),
                     quire_view_valid_rows(view, entry, p), far);
       }
     }
   }
   quire_trace_end(view->config.trace, begin,
                   (struct quire_trace_span){QUIRE_TRACE_GATHER, view->config.rank, job->flat});
+}
+
+void quire_view_gather_rows(struct quire_view *view, int32_t flat) {
+  struct gather_job job = {view, flat};
+  QUIRE_ASSERT(view->copy_stream != NULL);
+  quire_stream_launch(view->copy_stream, gather_run, &job, sizeof job);
 }
 
 void quire_view_gather(struct quire_view *view, int32_t flat) {
@@ -106,8 +111,7 @@ void quire_view_gather(struct quire_view *view, int32_t flat) {
   }
   /* The scratch of this parity was read by the layer before the last; its attend is behind this point. */
   quire_stream_wait(view->copy_stream, quire_stream_record(view->stream));
-  struct gather_job job = {view, flat};
-  quire_stream_launch(view->copy_stream, gather_run, &job, sizeof job);
+  view->backend->gather(view, flat);
   view->gathered[flat & 1] = quire_stream_record(view->copy_stream);
 }
 
@@ -134,7 +138,7 @@ static void fresh_source(const struct quire_view *view, int32_t e, int32_t part,
 }
 
 /* Sources of all entries for one part; addresses of prefix pages go to the kind's half of the pointer table. */
-static const struct quire_kv_source *build_sources(struct quire_view *view, int32_t flat, int32_t part) {
+const struct quire_kv_source *quire_view_build_sources(struct quire_view *view, int32_t flat, int32_t part) {
   const struct quire_parts *parts = view->config.parts;
   enum quire_part_kind kind = parts->part[part].kind;
   int32_t page_tokens = view->config.geometry.page_tokens;
@@ -145,7 +149,7 @@ static const struct quire_kv_source *build_sources(struct quire_view *view, int3
     const quire_page *table = quire_view_table(view, entry->request);
     int32_t pages = quire_geometry_pages_of(&view->config.geometry, entry->prefix_end);
     for (int32_t p = 0; p < pages; p++) {
-      pointers[p] = view->gather_page[e] >= 0 ? gather_page(view, flat, kind, view->gather_page[e] + p)
+      pointers[p] = view->gather_page[e] >= 0 ? quire_view_gather_page(view, flat, kind, view->gather_page[e] + p)
                                               : quire_view_page(view, part, table[p]);
     }
     quire_view_debug_swap(view, pointers, pages);
@@ -157,6 +161,7 @@ static const struct quire_kv_source *build_sources(struct quire_view *view, int3
     pointers += pages;
   }
   QUIRE_ASSERT(pointers <= view->pointers + ((int64_t)kind + 1) * view->pointers_max);
+  quire_view_debug_sources(view, part, sources);
   return sources;
 }
 
@@ -167,12 +172,11 @@ static struct quire_rows batch_rows(struct quire_view *view, enum quire_part_mod
     quire_stream_wait(view->stream, view->gathered[flat & 1]);
     quire_trace_end(view->config.trace, begin, (struct quire_trace_span){QUIRE_TRACE_WAIT, view->config.rank, flat});
   }
-  const struct quire_kv_source *sources = build_sources(view, flat, part);
-  quire_view_debug_sources(view, part, sources);
+  const struct quire_kv_source *sources = view->backend->sources(view, flat, part);
   struct quire_rows batch = {
       .sources = sources,
-      .source_of = rows->entries,
-      .limit = rows->limits,
+      .source_of = rows->device.entries,
+      .limit = rows->device.limits,
       .m = rows->batch.m,
       .first = model == QUIRE_PART_DRAFT ? 1 : 0,
   };

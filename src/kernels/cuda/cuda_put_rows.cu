@@ -98,6 +98,9 @@ static __global__ void __launch_bounds__(WARPS * 32) put_rows(const struct quire
     }
     return;
   }
+  if (put.latent == NULL) {
+    return;
+  }
   int64_t row_bytes = put.format == QUIRE_KV_BF16 ? BF16_ROW : FP8_ROW;
   struct row_places row = {{put.latent_out != NULL ? put.latent_out + index * row_bytes : NULL,
                             target.latent_page != NULL ? target.latent_page + target.slot * row_bytes : NULL}};

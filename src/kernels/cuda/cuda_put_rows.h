@@ -28,7 +28,7 @@ struct quire_cuda_row_target {
 };
 
 struct quire_cuda_put_rows {
-  const float *latent; /* [m, 512] normed */
+  const float *latent; /* [m, 512] normed; NULL: keys alone */
   const float *rope;   /* [m, 64] rotated */
   const float *key;    /* [m, 128] normed and rotated; NULL: the layer has no indexer */
   int64_t latent_ld, rope_ld, key_ld;

@@ -1,0 +1,29 @@
+/* The operations that a GPU has, as a table of launchers like the CPU's: what a view calls. Numerics id family sm90
+ * (docs/arithmetic.md 13): stored rows are the CPU's to the byte, lists and outputs are exact within the family.
+ *
+ * Slots: quantise_latent, quantise_index, select and finite; the other operations of the forward pass are not there
+ * yet, and calling one is a bug (assertion). Formats bf16 and fp8. A launch that a device refuses fails its stream
+ * (quire_stream_check). Arrays are device memory, rows and rings at multiples of 16 bytes. Threads as kernels.h says. */
+#ifndef QUIRE_KERNELS_KERNELS_CUDA_H
+#define QUIRE_KERNELS_KERNELS_CUDA_H
+
+#include <stdint.h>
+
+#include "device/device.h"
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* NULL in a build without CUDA. */
+const struct quire_kernels *quire_kernels_cuda(void);
+
+/* Scratch of select for up to `rows` rows on that device, in place of quire_select_scratch_bytes; attend takes none. 0 in a
+ * build without CUDA. */
+int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
