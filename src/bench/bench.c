@@ -20,6 +20,7 @@ static const struct bench_entry entries[] = {
     {"prefill", "tokens a second of --model, shared and replicated", true, bench_prefill},
     {"decode", "the same of decode", true, bench_decode},
     {"capacity", "tokens a memory budget holds, for 1 to 8 ranks; with --model, met in a run", false, bench_capacity},
+    {"ttft", "first token of a short request beside a long prefill, in chunks of that prefill", true, bench_ttft},
     {"tree", "chains of 2,048 pages in a tree of a million, against hash, compare and pointer chase", false,
      bench_tree},
 };

@@ -20,6 +20,7 @@ enum quire_status bench_prefill(struct bench *bench, struct quire_error *error_o
 enum quire_status bench_decode(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_capacity(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_tree(struct bench *bench, struct quire_error *error_out);
+enum quire_status bench_ttft(struct bench *bench, struct quire_error *error_out);
 
 #ifdef __cplusplus
 }

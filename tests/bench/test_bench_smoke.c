@@ -65,6 +65,7 @@ static const struct {
     {"decode", "--model %M --decode-tokens 4", "of weight read"},
     {"capacity", "--model %M --budget 48M", "of twice one rank's"},
     {"tree", "", "of compare"},
+    {"ttft", "--model %M", "chunks more than alone"},
 };
 
 static void expand(const char *text, char *out) {
