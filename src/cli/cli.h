@@ -85,6 +85,28 @@ void cli_model_close(struct cli_model *model);
 enum quire_status cli_engine_config(const struct cli_worker *worker, const struct cli_model *model, int64_t ctx_tokens,
                                     struct quire_engine_config *config_out, struct quire_error *error_out);
 
+/* Filled from the option table `cli_sampling_rows`, then by cli_sampling_read. */
+struct cli_sampling {
+  double temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;
+  int64_t top_k, seed, min_tokens, logprobs;
+  const char *logit_bias, *stop_ids;
+  bool ignore_eos;
+
+  struct quire_bias bias[QUIRE_BIAS_MAX];
+  int32_t bias_count;
+  int32_t stops[QUIRE_ENGINE_STOPS_MAX]; /* the model's, unless ignore_eos, then stop_ids */
+  int32_t stop_count;
+};
+
+extern const struct quire_option cli_sampling_rows[];
+extern const int cli_sampling_row_count;
+
+/* What the model's generation_config.json says, everything else off. */
+struct quire_sampling cli_model_sampling(const struct cli_model *model);
+/* What was asked, the model's own where nothing was. Points into *sampling. QUIRE_ERR_ARGUMENT. */
+enum quire_status cli_sampling_read(struct cli_sampling *sampling, const struct cli_model *model,
+                                    struct quire_sampling *sampling_out, struct quire_error *error_out);
+
 /* Text to tokens; *tokens_out is freed with cli_tokens_free. */
 struct cli_tokens {
   int32_t *id;
@@ -99,12 +121,16 @@ void cli_tokens_free(struct cli_tokens *tokens);
 struct cli_answer {
   const struct cli_tokens *prompt;
   int32_t new_max;
+  int32_t new_min; /* before so many tokens no stop token is drawn */
   struct quire_sampling sampling;
+  const int32_t *stops; /* tokens that end the answer; NULL: the model's own, or with ignore_eos none */
+  int32_t stop_count;
   bool ignore_eos;
   bool no_match;
   const char *stop;                                               /* text that ends the answer, NULL: none */
   bool progress;                                                  /* show a bar while prefilling, on a terminal */
   void (*on_text)(void *context, const char *text, size_t bytes); /* NULL: none */
+  void (*on_token)(void *context, const struct quire_engine_event *event); /* NULL: none */
   void *context;
 
   struct cli_tokens drawn;

@@ -220,8 +220,11 @@ enum quire_status cli_answer_run(const struct cli_model *model, struct quire_eng
       .count = answer->prompt->count,
       .new_max = answer->new_max,
       .sampling = answer->sampling,
-      .stops = model->generation.eos,
-      .stop_count = answer->ignore_eos ? 0 : model->generation.eos_count,
+      .new_min = answer->new_min,
+      .stops = answer->stops != NULL ? answer->stops : model->generation.eos,
+      .stop_count = answer->stops != NULL ? answer->stop_count
+                    : answer->ignore_eos  ? 0
+                                          : model->generation.eos_count,
       .no_match = answer->no_match,
   };
   uint64_t started = cli_now_ns(), prefilled = 0;
@@ -243,6 +246,9 @@ enum quire_status cli_answer_run(const struct cli_model *model, struct quire_eng
     if (event.kind == QUIRE_EVENT_TOKEN) {
       answer->decode_steps += answer->drawn.count > 0 ? 1 : 0;
       answer->drawn.id[answer->drawn.count++] = event.token;
+      if (answer->on_token != NULL) {
+        answer->on_token(answer->context, &event);
+      }
       char *end = answer->text + answer->text_bytes;
       if (!stopped && take_text(answer, quire_text_stream_push(model->tokenizer, &stream, event.token, end))) {
         stopped = true;

@@ -11,9 +11,8 @@
 
 struct run_options {
   const char *prompt, *prompt_file, *prompts, *stop;
-  int64_t new_tokens, top_k, seed;
-  double temperature, top_p;
-  bool ignore_eos, verify, quiet;
+  int64_t new_tokens;
+  bool verify, quiet;
 };
 
 #define AT(field) offsetof(struct run_options, field)
@@ -44,44 +43,11 @@ static const struct quire_option run_rows[] = {
      .min = 0,
      .max = 1 << 20,
      .help = "tokens to answer at most"},
-    {.name = "temperature",
-     .short_name = 't',
-     .type = QUIRE_OPTION_FLOAT,
-     .offset = AT(temperature),
-     .default_text = "-1",
-     .min = -1,
-     .max = 100,
-     .help = "0 is greedy; -1 is the model's own"},
-    {.name = "top-p",
-     .type = QUIRE_OPTION_FLOAT,
-     .offset = AT(top_p),
-     .default_text = "-1",
-     .min = -1,
-     .max = 1,
-     .help = "keep the likeliest tokens that hold this share; 1 is off, -1 the model's own"},
-    {.name = "top-k",
-     .type = QUIRE_OPTION_INT,
-     .offset = AT(top_k),
-     .default_text = "-1",
-     .min = -1,
-     .max = 1 << 24,
-     .help = "keep this many of the likeliest tokens; 0 is off, -1 the model's own"},
-    {.name = "seed",
-     .type = QUIRE_OPTION_INT,
-     .offset = AT(seed),
-     .default_text = "0",
-     .min = 0,
-     .max = 9.0e15,
-     .help = "same seed, same answer, whatever the ranks"},
     {.name = "stop",
      .type = QUIRE_OPTION_STRING,
      .offset = AT(stop),
      .metavar = "TEXT",
      .help = "end the answer before this text; \\n is a line break"},
-    {.name = "ignore-eos",
-     .type = QUIRE_OPTION_FLAG,
-     .offset = AT(ignore_eos),
-     .help = "go on after the end-of-text token"},
     {.name = "verify",
      .type = QUIRE_OPTION_FLAG,
      .offset = AT(verify),
@@ -103,6 +69,21 @@ struct run_context {
   const struct cli_model *model;
   const struct run_options *run;
   const struct prompt_list *list;
+  struct cli_sampling *options;
+  struct quire_sampling sampling; /* what the options come to */
+};
+
+/* Log-probabilities of one answer, for printing behind it. */
+struct token_line {
+  struct quire_top drawn;
+  int32_t top_count;
+  struct quire_top top[QUIRE_TOP_LOGPROBS_MAX];
+};
+
+struct token_lines {
+  struct token_line *line;
+  int32_t count, capacity;
+  bool lost; /* no memory for all of them */
 };
 
 /* What a pass over all prompts gives; two passes are compared by --verify. */
@@ -209,14 +190,55 @@ static void print_text(void *context, const char *text, size_t bytes) {
   fflush(stdout);
 }
 
-static struct quire_sampling sampling(const struct run_options *run, const struct cli_model *model) {
-  struct quire_sampling s = {
-      .temperature = run->temperature < 0 ? model->generation.temperature : (float)run->temperature,
-      .top_p = run->top_p < 0 ? model->generation.top_p : (float)run->top_p,
-      .top_k = run->top_k < 0 ? model->generation.top_k : (int32_t)run->top_k,
-      .seed = (uint64_t)run->seed,
-  };
-  return s;
+static void keep_token(void *context, const struct quire_engine_event *event) {
+  struct token_lines *lines = context;
+  if (lines->count == lines->capacity) {
+    int32_t capacity = lines->capacity > 0 ? 2 * lines->capacity : 64;
+    void *grown = realloc(lines->line, (size_t)capacity * sizeof *lines->line);
+    if (grown == NULL) {
+      lines->lost = true;
+      return;
+    }
+    lines->line = grown;
+    lines->capacity = capacity;
+  }
+  struct token_line *line = &lines->line[lines->count++];
+  line->drawn = (struct quire_top){event->token, event->logprob};
+  line->top_count = event->top_count;
+  for (int32_t i = 0; i < event->top_count; i++) {
+    line->top[i] = event->tops[i];
+  }
+}
+
+/* "id log p "text"", bytes that are no plain text as \xNN. */
+static void print_top(const struct cli_model *model, struct quire_top top) {
+  size_t bytes = 0;
+  const char *text = quire_tokenizer_token(model->tokenizer, top.token, &bytes);
+  printf("%7d %9.4f \"", top.token, (double)top.logprob);
+  for (size_t i = 0; i < bytes; i++) {
+    unsigned char c = (unsigned char)text[i];
+    if (c < 0x20 || c == 0x7f || c == '"' || c == '\\') {
+      printf("\\x%02x", c);
+    } else {
+      putchar(c);
+    }
+  }
+  putchar('"');
+}
+
+static void print_tokens(const struct cli_model *model, struct token_lines *lines) {
+  for (int32_t i = 0; i < lines->count; i++) {
+    print_top(model, lines->line[i].drawn);
+    for (int32_t j = 0; j < lines->line[i].top_count && lines->line[i].top[j].token >= 0; j++) {
+      fputs("  |", stdout);
+      print_top(model, lines->line[i].top[j]);
+    }
+    putchar('\n');
+  }
+  if (lines->lost) {
+    fputs("no memory for the rest of the log-probabilities\n", stdout);
+  }
+  fflush(stdout);
 }
 
 static void add_answer(struct pass_result *result, const struct quire_engine *engine, const struct cli_answer *answer,
@@ -241,14 +263,19 @@ static enum quire_status run_pass(const struct run_context *context, const struc
   struct quire_engine *engine = NULL;
   enum quire_status status = quire_engine_create(quire_env_default(), config, &engine, error_out);
   for (int32_t i = 0; status == QUIRE_OK && i < list->count; i++) {
+    struct token_lines lines = {0};
     struct cli_answer answer = {
         .prompt = &list->tokens[i],
         .new_max = (int32_t)run->new_tokens,
-        .sampling = sampling(run, context->model),
-        .ignore_eos = run->ignore_eos,
+        .new_min = (int32_t)context->options->min_tokens,
+        .sampling = context->sampling,
+        .stops = context->options->stops,
+        .stop_count = context->options->stop_count,
         .stop = run->stop,
         .progress = show && !run->quiet,
         .on_text = show ? print_text : NULL,
+        .on_token = show && context->sampling.logprobs ? keep_token : NULL,
+        .context = &lines,
     };
     status = cli_answer_run(context->model, engine, &answer, error_out);
     if (status == QUIRE_OK) {
@@ -258,8 +285,10 @@ static enum quire_status run_pass(const struct run_context *context, const struc
       answer.drawn = (struct cli_tokens){0};
       if (show) {
         print_text(NULL, "\n", 1);
+        print_tokens(context->model, &lines);
       }
     }
+    free(lines.line);
     quire_engine_finish(engine);
     cli_answer_free(&answer);
   }
@@ -354,15 +383,18 @@ static int64_t longest_request(const struct prompt_list *list, int64_t new_token
   return longest;
 }
 
-static int run_all(const struct cli_worker *worker, const struct run_options *run) {
+static int run_all(const struct cli_worker *worker, const struct run_options *run, struct cli_sampling *sampling) {
   struct quire_error error = {0};
   struct cli_model model = {0};
   struct prompt_list list = {0};
   struct pass_result result = {0};
-  struct run_context context = {&model, run, &list};
+  struct run_context context = {.model = &model, .run = run, .list = &list, .options = sampling};
   struct quire_engine_config config;
   bool equal = true;
   enum quire_status status = cli_model_open(worker, &model, &error);
+  if (status == QUIRE_OK) {
+    status = cli_sampling_read(sampling, &model, &context.sampling, &error);
+  }
   if (status == QUIRE_OK) {
     status = read_prompts(&model, run, &list, &error);
   }
@@ -415,11 +447,16 @@ static char *stop_text(const char *text) {
 int cli_run(int argc, char **argv) {
   struct cli_worker worker = {0};
   struct run_options run = {0};
+  struct cli_sampling sampling = {0};
   struct quire_options *options = NULL;
   int exit_code = CLI_EXIT_OK;
-  struct cli_command_line line = {"quire run --model DIR [--ranks R] ... -p TEXT | --prompt-file F | --prompts F",
-                                  run_rows, (int)(sizeof run_rows / sizeof run_rows[0]), &run};
-  if (!cli_read(line, argc, argv, &worker, &options, &exit_code)) {
+  struct quire_option_group groups[] = {
+      {"Options of this command:", run_rows, (int)(sizeof run_rows / sizeof run_rows[0]), &run},
+      {"Sampling:", cli_sampling_rows, cli_sampling_row_count, &sampling},
+  };
+  struct cli_command_groups line = {"quire run --model DIR [--ranks R] ... -p TEXT | --prompt-file F | --prompts F",
+                                    groups, 2};
+  if (!cli_read_groups(line, argc, argv, &worker, &options, &exit_code)) {
     return exit_code;
   }
   char *stop = run.stop != NULL ? stop_text(run.stop) : NULL;
@@ -429,7 +466,7 @@ int cli_run(int argc, char **argv) {
     exit_code = cli_fail(&error);
   } else {
     run.stop = stop;
-    exit_code = run_all(&worker, &run);
+    exit_code = run_all(&worker, &run, &sampling);
   }
   free(stop);
   quire_options_destroy(options);

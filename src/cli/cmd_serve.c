@@ -266,11 +266,6 @@ static const char *view_name(enum quire_view_mode mode) {
 
 static void describe(struct serving *serving) {
   const struct quire_engine_config *config = &serving->config;
-  const struct quire_generation_config *generation = &serving->model.generation;
-  struct quire_sampling defaults = quire_sampling_default();
-  defaults.temperature = generation->temperature;
-  defaults.top_p = generation->top_p;
-  defaults.top_k = generation->top_k;
   serving->served = (struct quire_server_model){
       .name = base_name(serving->worker.model),
       .path = serving->worker.model,
@@ -291,7 +286,7 @@ static void describe(struct serving *serving) {
       .ranks = config->ranks,
       .running_max = config->running_max,
       .queue_max = config->queue_max,
-      .defaults = defaults,
+      .defaults = cli_model_sampling(&serving->model),
   };
 }
 

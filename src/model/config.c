@@ -641,7 +641,8 @@ enum quire_status quire_model_config_load(const struct quire_env *env, const cha
 /* ---- generation_config.json ---- */
 
 static struct quire_generation_config generation_default(const struct quire_model_config *config) {
-  struct quire_generation_config generation = {.temperature = 1, .top_p = 1, .eos_count = config->eos_count};
+  struct quire_generation_config generation = {
+      .temperature = 1, .top_p = 1, .repetition_penalty = 1, .eos_count = config->eos_count};
   memcpy(generation.eos, config->eos, sizeof generation.eos);
   return generation;
 }
@@ -651,6 +652,8 @@ static void warn_unknown(const struct quire_env *env, const json_t *root) {
   static const char *const known[] = {"temperature",
                                       "top_p",
                                       "top_k",
+                                      "min_p",
+                                      "repetition_penalty",
                                       "do_sample",
                                       "eos_token_id",
                                       "bos_token_id",
@@ -680,6 +683,8 @@ static enum quire_status read_generation(const struct quire_env *env, const json
   generation.top_p = (float)quire_json_number(&reader, "top_p", 1e-6, 1, 1);
   int64_t top_k = quire_json_int(&reader, "top_k", -1, INT32_MAX, 0);
   generation.top_k = top_k < 0 ? 0 : (int32_t)top_k; /* both spell "off" */
+  generation.min_p = (float)quire_json_number(&reader, "min_p", 0, 1, 0);
+  generation.repetition_penalty = (float)quire_json_number(&reader, "repetition_penalty", 1e-6, 10, 1);
   if (!quire_json_bool(&reader, "do_sample", true)) {
     generation.temperature = 0;
   }

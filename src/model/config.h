@@ -86,9 +86,11 @@ struct quire_model_config {
 
 /* Defaults of sampling, from generation_config.json. */
 struct quire_generation_config {
-  float temperature; /* 0: greedy (do_sample false) */
-  float top_p;       /* 1: off */
-  int32_t top_k;     /* 0: off */
+  float temperature;        /* 0: greedy (do_sample false) */
+  float top_p;              /* 1: off */
+  int32_t top_k;            /* 0: off */
+  float min_p;              /* 0: off */
+  float repetition_penalty; /* 1: off */
   int32_t eos[QUIRE_MODEL_EOS_MAX];
   int32_t eos_count;
 };

@@ -83,6 +83,22 @@ static const struct {
     {"run --model %B -p a", "config.json"},
     {"run --model %M -p a --temperature nan", "temperature"},
     {"run --model %M -p a -n -1", "new-tokens"},
+    {"run --model %M -p a --top-p 1.5", "top-p"},
+    {"run --model %M -p a --min-p 2", "min-p"},
+    {"run --model %M -p a --presence-penalty 3", "presence-penalty"},
+    {"run --model %M -p a --frequency-penalty -3", "frequency-penalty"},
+    {"run --model %M -p a --repetition-penalty 11", "repetition-penalty"},
+    {"run --model %M -p a --logprobs 21", "logprobs"},
+    {"run --model %M -p a --min-tokens -1", "min-tokens"},
+    {"run --model %M -p a --logit-bias 5", "logit-bias"},
+    {"run --model %M -p a --logit-bias 5:1,x:2", "logit-bias"},
+    {"run --model %M -p a --logit-bias 5:1/6:2", "logit-bias"},
+    {"run --model %M -p a --logit-bias 5:101", "logit_bias"},
+    {"run --model %M -p a --logit-bias 5:nan", "logit_bias"},
+    {"run --model %M -p a --logit-bias 99999999:1", "logit_bias"},
+    {"run --model %M -p a --logit-bias -1:1", "logit-bias"},
+    {"run --model %M -p a --stop-ids 5,,6", "stop-ids"},
+    {"run --model %M -p a --stop-ids 99999999", "stop-ids"},
     {"bench", "name one of"},
     {"bench prefill --model %M --poison", "--poison"},
     {"eval --model %M", "heldout.txt"},
@@ -134,6 +150,41 @@ static void test_answers(void **state) {
   outcome = quire(arguments);
   assert_int_equal(outcome->code, 0);
   assert_non_null(strstr(outcome->err, "same tokens and same KV bytes as one rank: yes"));
+}
+
+/* What is asked of sampling reaches the worker, and does not depend on the ranks. */
+static void test_sampling(void **state) {
+  (void)state;
+  static const char *const rows[] = {
+      "-t 0.9 --top-p 0.9 --top-k 40 --min-p 0.01 --seed 3",
+      "-t 0 --presence-penalty 1 --frequency-penalty 0.5 --repetition-penalty 1.4 --logprobs 2",
+      "-t 0.7 --logit-bias 65:5,66:-100 --min-tokens 4 --stop-ids 7,8 --logprobs 0",
+  };
+  char arguments[1024], text[512];
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    snprintf(text, sizeof text, "run --model %%M -p 'a longer prompt' -n 8 --ranks 2 --verify %s", rows[i]);
+    expand(text, arguments);
+    struct outcome *outcome = quire(arguments);
+    assert_int_equal(outcome->code, 0);
+    assert_non_null(strstr(outcome->err, "same tokens and same KV bytes as one rank: yes"));
+    assert_true(i != 1 || strstr(outcome->out, "  |") != NULL);
+  }
+  /* a bias of 100 is an order: the token comes, each time; as a stop, it ends the answer when it may */
+  expand("run --model %M -p 'a longer prompt' -n 5 -t 1 --logit-bias 65:100 --logprobs 0 -q", arguments);
+  struct outcome *outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_int_equal(lines(outcome->out), 6);
+  for (const char *line = strchr(outcome->out, '\n') + 1; *line != '\0'; line = strchr(line, '\n') + 1) {
+    assert_int_equal(atoi(line), 65);
+  }
+  expand("run --model %M -p 'a longer prompt' -n 5 -t 1 --logit-bias 65:100 --stop-ids 65 --logprobs 0 -q", arguments);
+  outcome = quire(arguments);
+  assert_int_equal(lines(outcome->out), 2);
+  expand(
+      "run --model %M -p 'a longer prompt' -n 9 -t 1 --logit-bias 65:100 --stop-ids 65 --min-tokens 3 --logprobs 0 -q",
+      arguments);
+  outcome = quire(arguments);
+  assert_int_equal(lines(outcome->out), 1 + 4); /* three others, then the stop */
 }
 
 /* Any bytes are a prompt; a second prompt finds the first one's pages. */
@@ -396,8 +447,9 @@ static int teardown(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_refusals), cmocka_unit_test(test_answers),        cmocka_unit_test(test_prompt_files),
-      cmocka_unit_test(test_insight),  cmocka_unit_test(test_damaged_models), cmocka_unit_test(test_damaged_lists),
+      cmocka_unit_test(test_refusals),      cmocka_unit_test(test_answers), cmocka_unit_test(test_sampling),
+      cmocka_unit_test(test_prompt_files),  cmocka_unit_test(test_insight), cmocka_unit_test(test_damaged_models),
+      cmocka_unit_test(test_damaged_lists),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

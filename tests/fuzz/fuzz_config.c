@@ -49,7 +49,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     QUIRE_ASSERT(error.status && error.text[0] && !strchr(error.text, '\n') && config.vocab == 1000);
   }
   if (quire_generation_config_parse(&env, (const char *)data, size, &config, &generation, &error) == QUIRE_OK) {
-    QUIRE_ASSERT(generation.temperature >= 0 && generation.top_p > 0 && generation.top_p <= 1 && generation.top_k >= 0);
+    QUIRE_ASSERT(generation.temperature >= 0 && generation.top_p > 0 && generation.top_p <= 1 &&
+                 generation.top_k >= 0 && generation.min_p >= 0 && generation.min_p <= 1 &&
+                 generation.repetition_penalty > 0);
     check_eos(generation.eos, generation.eos_count, config.vocab);
   }
   return 0;

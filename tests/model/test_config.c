@@ -366,6 +366,7 @@ static void test_generation(void **state) {
 #define GENERATION(text) quire_generation_config_parse(&env.env, text, strlen(text), &config, &g, &error)
   assert_int_equal(GENERATION("{}"), QUIRE_OK);
   assert_true(g.temperature == 1 && g.top_p == 1 && g.top_k == 0 && g.eos_count == 1 && g.eos[0] == 1);
+  assert_true(g.min_p == 0 && g.repetition_penalty == 1);
   assert_int_equal(
       GENERATION("{\"temperature\":0.6,\"top_p\":0.95,\"top_k\":-1,\"eos_token_id\":[1,3],\"do_sample\":true}"),
       QUIRE_OK);
@@ -373,9 +374,14 @@ static void test_generation(void **state) {
   assert_int_equal(GENERATION("{\"do_sample\":false,\"temperature\":0.6,\"top_k\":50}"), QUIRE_OK);
   assert_true(g.temperature == 0 && g.top_k == 50);
   assert_int_equal(env.log_lines[QUIRE_LOG_WARN], 0);
-  assert_int_equal(GENERATION("{\"repetition_penalty\":1.1}"), QUIRE_OK);
+  assert_int_equal(GENERATION("{\"repetition_penalty\":1.1,\"min_p\":0.05}"), QUIRE_OK);
+  assert_true(g.repetition_penalty == 1.1f && g.min_p == 0.05f);
+  assert_int_equal(GENERATION("{\"repetition_penalty\":0}"), QUIRE_ERR_CORRUPT);
+  assert_int_equal(GENERATION("{\"min_p\":1.5}"), QUIRE_ERR_CORRUPT);
+  assert_int_equal(env.log_lines[QUIRE_LOG_WARN], 0);
+  assert_int_equal(GENERATION("{\"typical_p\":0.9}"), QUIRE_OK);
   assert_int_equal(env.log_lines[QUIRE_LOG_WARN], 1);
-  assert_non_null(strstr(env.log, "repetition_penalty"));
+  assert_non_null(strstr(env.log, "typical_p"));
   assert_int_equal(GENERATION("{\"top_p\":0}"), QUIRE_ERR_CORRUPT);
   assert_int_equal(GENERATION("{\"temperature\":-1}"), QUIRE_ERR_CORRUPT);
   assert_int_equal(GENERATION("{\"eos_token_id\":\"x\"}"), QUIRE_ERR_CORRUPT);
