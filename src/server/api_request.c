@@ -639,6 +639,7 @@ static void read_common(struct reading *r) {
   } else {
     read_generate(r);
   }
+  request->sampling.logprobs = request->logprobs;
   check_sampling(r);
   if (request->min_tokens > request->max_tokens && request->max_tokens >= 0) {
     wrong(r, "invalid_value", "min_tokens", "min_tokens is above the most tokens asked for, %d", request->max_tokens);
