@@ -23,6 +23,8 @@ static const struct bench_entry entries[] = {
     {"ttft", "first token of a short request beside a long prefill, in chunks of that prefill", true, bench_ttft},
     {"tree", "chains of 2,048 pages in a tree of a million, against hash, compare and pointer chase", false,
      bench_tree},
+    {"http", "/livez and streams of a stub model, with the tokenizer of --model, against a bare epoll loop", false,
+     bench_http},
 };
 
 #define ENTRIES ((int)(sizeof entries / sizeof entries[0]))

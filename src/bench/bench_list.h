@@ -21,6 +21,7 @@ enum quire_status bench_decode(struct bench *bench, struct quire_error *error_ou
 enum quire_status bench_capacity(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_tree(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_ttft(struct bench *bench, struct quire_error *error_out);
+enum quire_status bench_http(struct bench *bench, struct quire_error *error_out);
 
 #ifdef __cplusplus
 }

@@ -66,6 +66,7 @@ static const struct {
     {"capacity", "--model %M --budget 48M", "of twice one rank's"},
     {"tree", "", "of compare"},
     {"ttft", "--model %M", "chunks more than alone"},
+    {"http", "--model %M", "of bare epoll loop"},
 };
 
 static void expand(const char *text, char *out) {
