@@ -3,6 +3,7 @@
 # tests/**/cuda/bench_*  timings, one program each, run by tools/gpu-suite; not tests
 # tests/fuzz/fuzz_*.c    one target each; without libFuzzer it replays tests/fuzz/corpus/NAME
 # tests/lint/lint_*.py   one test each
+# tests/server/check_*.py  one test each, of the program
 #
 # A test says what it needs in a comment within its first 40 lines:
 #     // ctest: timeout=300 labels=slow args=--cells,200
@@ -88,6 +89,18 @@ foreach(source IN LISTS QUIRE_GPU_BENCHES)
   target_link_libraries(${name} PRIVATE quire_support)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endforeach()
+
+# the program as a process, and its clients
+if(TARGET quire)
+  file(GLOB QUIRE_CHECKS CONFIGURE_DEPENDS ${tests_dir}/server/check_*.py)
+  foreach(source IN LISTS QUIRE_CHECKS)
+    get_filename_component(name ${source} NAME_WE)
+    quire_test_settings(${source})
+    add_test(NAME ${name} COMMAND Python3::Interpreter -B ${source})
+    quire_test_properties(${name})
+    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+  endforeach()
+endif()
 
 # the maker of the tiny model
 if(EXISTS ${CMAKE_SOURCE_DIR}/tools/golden/make_tiny.c)

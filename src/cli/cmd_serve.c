@@ -364,9 +364,9 @@ static void print_summary(const struct serving *serving) {
          config->queue_max);
   print_memory(serving);
   print_refused(serving);
-  if (http->api_key == NULL && http->api_key_file == NULL) {
-    printf("  access     no key: everyone who reaches this address may use it\n");
-  }
+  bool keys = http->api_key != NULL || http->api_key_file != NULL;
+  printf("  access     %s\n",
+         keys ? "with a key, but for health" : "no key: everyone who reaches this address may use it");
   fflush(stdout);
 }
 

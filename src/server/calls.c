@@ -37,14 +37,26 @@ static void choice_close(struct choice *choice) {
   choice->open = false;
   choice->blocked = false;
   call->open--;
-  tickets_remove(call->server, choice->ticket);
+  quire_tickets_remove(call->server, choice->ticket);
   quire_worker_close(call->server->model->worker, choice->ticket);
+}
+
+/* A name that a client chose, as one word of a line. */
+static const char *one_word(const char *name, char out[SERVER_ID_BYTES]) {
+  size_t bytes = 0;
+  for (; name[bytes] != '\0' && bytes < SERVER_ID_BYTES - 1; bytes++) {
+    char c = name[bytes];
+    out[bytes] = c > ' ' && c < 0x7f && c != '"' && c != '\\' ? c : '_';
+  }
+  out[bytes] = '\0';
+  return bytes > 0 ? out : "-";
 }
 
 static void log_call(const struct call *call) {
   static const char *const kinds[] = {"chat", "completion", "generate"};
   static const char *const ends[] = {"none", "stop", "length", "abort", "error"};
   const struct quire_server *server = call->server;
+  char id[SERVER_ID_BYTES], client_id[SERVER_ID_BYTES];
   long long prompt = 0, drawn = 0, cached = 0;
   for (int32_t i = 0; i < call->choice_count; i++) {
     prompt += call->request.prompts[call->choices[i].prompt].count;
@@ -52,11 +64,11 @@ static void log_call(const struct call *call) {
     cached += call->choices[i].cached;
   }
   enum call_finish finish = call->choice_count > 0 ? call->choices[0].finish : FINISH_ERROR;
-  uint64_t now = server_now(server);
+  uint64_t now = quire_server_now(server);
   quire_env_log(server->env, QUIRE_LOG_INFO,
                 "request id=%s client_id=%s kind=%s status=%d end=%s prompt=%lld cached=%lld drawn=%lld ttft_ms=%.1f "
                 "total_ms=%.1f",
-                call->id, call->request_id[0] != '\0' ? call->request_id : "-", kinds[call->kind],
+                one_word(call->id, id), one_word(call->request_id, client_id), kinds[call->kind],
                 call->fault.status != 0 ? call->fault.status : 200,
                 call->exchange == NULL && !call->done ? "gone" : ends[finish], prompt, cached, drawn,
                 call->first_ns != 0 ? (double)(call->first_ns - call->begin_ns) * 1e-6 : -1,
@@ -177,7 +189,7 @@ static enum quire_status submit_choice(struct choice *choice, uint64_t deadline_
   if (status == QUIRE_OK) {
     choice->open = true;
     call->open++;
-    tickets_put(server, choice->ticket, choice);
+    quire_tickets_put(server, choice->ticket, choice);
   }
   return status;
 }
@@ -212,7 +224,7 @@ static bool create_choices(struct call *call, struct quire_error *error_out) {
   int32_t count = call->request.prompt_count * call->request.n;
   struct quire_server *server = call->server;
   struct choice *choices = quire_env_zalloc(server->env, (size_t)count, sizeof *choices);
-  if (choices == NULL || !tickets_reserve(server, count)) {
+  if (choices == NULL || !quire_tickets_reserve(server, count)) {
     quire_env_free(server->env, choices, (size_t)count, sizeof *choices);
     quire_error_set(error_out, QUIRE_ERR_MEMORY, "request", "no memory for it");
     return false;
@@ -278,7 +290,7 @@ static void call_start(struct call *call) {
 
 /* --- arrival --- */
 
-static void on_work(void *context) { call_prepare(context); }
+static void on_work(void *context) { quire_call_prepare(context); }
 
 static void on_done(void *context) {
   struct call *call = context;
@@ -317,7 +329,7 @@ static struct call *create_call(struct quire_server *server, struct quire_http_e
   call->exchange = exchange;
   call->kind = kind;
   call->created = quire_wall_ms() / 1000;
-  call->begin_ns = server_now(server);
+  call->begin_ns = quire_server_now(server);
   call->sent_ns = call->begin_ns;
   make_id(server, kind, call->id, sizeof call->id);
   quire_strbuf_init(&call->body, server->env);
@@ -329,8 +341,8 @@ static struct call *create_call(struct quire_server *server, struct quire_http_e
   return call;
 }
 
-void call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
-                const struct quire_http_head *head) {
+void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
+                      const struct quire_http_head *head) {
   struct quire_api_fault fault = {0};
   size_t bytes = quire_http_body(exchange).bytes;
   struct call *call = NULL;
@@ -340,7 +352,7 @@ void call_begin(struct quire_server *server, struct quire_http_exchange *exchang
     quire_api_fail(&fault, 503, "no_memory", NULL, "the server has no memory for this request");
   }
   if (call == NULL) {
-    server_answer_fault(server, exchange, &fault);
+    quire_server_answer_fault(server, exchange, &fault);
     return;
   }
   keep_request_id(call, head);
@@ -349,12 +361,12 @@ void call_begin(struct quire_server *server, struct quire_http_exchange *exchang
   call->held = bytes;
   server->held_bytes += bytes;
   if (bytes <= SERVER_INLINE_BYTES || server->thread_count == 0) {
-    call_prepare(call);
+    quire_call_prepare(call);
     call_start(call);
     return;
   }
   call->working = true;
-  if (!server_post(server, (struct server_job){on_work, on_done, call})) {
+  if (!quire_server_post(server, (struct server_job){on_work, on_done, call})) {
     call->working = false;
     server->numbers.rejected++;
     quire_api_fail(&call->fault, 429, "queue_full", NULL, "the server's queue is full; try again later");
@@ -362,7 +374,7 @@ void call_begin(struct quire_server *server, struct quire_http_exchange *exchang
   }
 }
 
-void call_gone(struct call *call) {
+void quire_call_gone(struct call *call) {
   struct quire_server *server = call->server;
   call->exchange = NULL;
   server->numbers.disconnects++;
@@ -371,7 +383,7 @@ void call_gone(struct call *call) {
   }
 }
 
-void call_abort(struct call *call) {
+void quire_call_abort(struct call *call) {
   call->aborted = true;
   for (int32_t i = 0; i < call->choice_count; i++) {
     if (call->choices[i].open) {
@@ -387,7 +399,7 @@ static void end_choice(struct choice *choice, enum call_finish finish) {
   QUIRE_ASSERT(choice->open && finish != FINISH_NONE);
   choice->finish = finish;
   numbers->finished[finish - 1]++;
-  write_finish(choice);
+  quire_write_finish(choice);
   choice_close(choice);
 }
 
@@ -396,7 +408,7 @@ static void push_token(struct choice *choice, int32_t token) {
   struct quire_answer_delta delta = quire_answer_push(choice->answer, token);
   choice->reasons = choice->reasons && delta.content_bytes == 0;
   choice->reasoning_drawn += choice->reasons ? 1 : 0;
-  write_delta(choice, &delta);
+  quire_write_delta(choice, &delta);
   if (delta.stop != QUIRE_STOP_NONE) {
     choice->matched_stop = delta.stop;
     end_choice(choice, FINISH_STOP);
@@ -415,14 +427,14 @@ static bool is_stop(const struct call *call, int32_t token) {
 static void measure_token(struct choice *choice, const struct quire_engine_event *event) {
   struct call *call = choice->call;
   struct server_numbers *numbers = &call->server->numbers;
-  uint64_t now = server_now(call->server);
+  uint64_t now = quire_server_now(call->server);
   if (choice->drawn == 0) {
     choice->cached = event->cached;
     numbers->cached_tokens += event->cached;
     numbers->prompt_tokens += call->request.prompts[choice->prompt].count;
-    histogram_add(&numbers->ttft, (double)(now - call->begin_ns) * 1e-9);
+    quire_histogram_add(&numbers->ttft, (double)(now - call->begin_ns) * 1e-9);
   } else {
-    histogram_add(&numbers->itl, (double)(now - choice->token_ns) * 1e-9);
+    quire_histogram_add(&numbers->itl, (double)(now - choice->token_ns) * 1e-9);
   }
   call->first_ns = call->first_ns == 0 ? now : call->first_ns;
   choice->token_ns = now;
@@ -435,7 +447,7 @@ static void take_token(struct choice *choice, const struct quire_engine_event *e
   bool first = choice->drawn == 0;
   measure_token(choice, event);
   if (first) {
-    write_prompt(choice);
+    quire_write_prompt(choice);
   }
   if (choice->held_token != QUIRE_TOKEN_NONE) {
     int32_t held = choice->held_token;
@@ -446,8 +458,8 @@ static void take_token(struct choice *choice, const struct quire_engine_event *e
     }
   }
   if (call->request.logprobs) {
-    write_logprob(choice, event);
-    count_text(choice, event->token);
+    quire_write_logprob(choice, event);
+    quire_write_count(choice, event->token);
   }
   if (call->kind == QUIRE_API_GENERATE) {
     quire_strbuf_addf(&choice->ids, "%s%d", choice->ids.bytes > 0 ? "," : "", event->token);
@@ -465,7 +477,7 @@ static void take_done(struct choice *choice, const struct quire_engine_event *ev
   bool stopped = event->finish == QUIRE_FINISH_STOP;
   if (choice->drawn == 0) {
     choice->cached = event->cached;
-    write_prompt(choice);
+    quire_write_prompt(choice);
   }
   if (choice->held_token != QUIRE_TOKEN_NONE && stopped) {
     choice->matched_token = choice->held_token;
@@ -478,7 +490,7 @@ static void take_done(struct choice *choice, const struct quire_engine_event *ev
   }
   struct quire_answer_delta delta = quire_answer_end(choice->answer);
   if (delta.reasoning_bytes > 0 || delta.content_bytes > 0) {
-    write_delta(choice, &delta);
+    quire_write_delta(choice, &delta);
   }
   end_choice(choice, stopped ? FINISH_STOP : FINISH_LENGTH);
 }
@@ -488,7 +500,7 @@ static void take_failed(struct choice *choice, const struct quire_engine_event *
   struct quire_server *server = call->server;
   if (event->status == QUIRE_ERR_CANCELLED && call->aborted) {
     struct quire_answer_delta delta = quire_answer_end(choice->answer);
-    write_delta(choice, &delta);
+    quire_write_delta(choice, &delta);
     end_choice(choice, FINISH_ABORT);
     return;
   }
@@ -501,8 +513,9 @@ static void take_failed(struct choice *choice, const struct quire_engine_event *
     quire_api_fail(&call->fault, 503, "cancelled", NULL, "the server ended the request");
   } else {
     fault_of(call, event->status, error != NULL ? error : &none);
-    quire_env_log(server->env, QUIRE_LOG_WARN, "request failed id=%s status=%s text=\"%s\"", call->id,
-                  quire_status_name(event->status), call->fault.message);
+    char id[SERVER_ID_BYTES];
+    quire_env_log(server->env, QUIRE_LOG_WARN, "request failed id=%s status=%s", one_word(call->id, id),
+                  quire_status_name(event->status));
   }
   choice->finish = FINISH_ERROR;
   server->numbers.finished[FINISH_ERROR - 1]++;
@@ -547,22 +560,22 @@ static void take_events(struct choice *choice) {
   }
 }
 
-void calls_pump(struct quire_server *server) {
+void quire_calls_pump(struct quire_server *server) {
   quire_ticket tickets[READY_TICKETS];
   int32_t count;
   do {
     count = quire_worker_ready(server->model->worker, tickets, READY_TICKETS);
     for (int32_t i = 0; i < count; i++) {
-      struct choice *choice = tickets_find(server, tickets[i]);
+      struct choice *choice = quire_tickets_find(server, tickets[i]);
       if (choice != NULL && !choice->blocked) {
         take_events(choice);
       }
     }
   } while (count == READY_TICKETS);
-  calls_flush(server);
+  quire_calls_flush(server);
 }
 
-void call_room(struct call *call) {
+void quire_call_room(struct call *call) {
   struct quire_server *server = call->server;
   for (int32_t i = 0; i < call->choice_count; i++) {
     if (call->choices[i].blocked) {
@@ -570,7 +583,7 @@ void call_room(struct call *call) {
       take_events(&call->choices[i]);
     }
   }
-  calls_flush(server);
+  quire_calls_flush(server);
 }
 
 /* --- out --- */
@@ -595,7 +608,7 @@ static bool send_out(struct call *call) {
     good = quire_http_stream_send(call->exchange, call->out.data, call->out.bytes);
   }
   quire_strbuf_clear(&call->out);
-  call->sent_ns = server_now(call->server);
+  call->sent_ns = quire_server_now(call->server);
   if (!good) {
     struct quire_http_exchange *exchange = call->exchange;
     call->exchange = NULL;
@@ -609,21 +622,21 @@ static void flush_stream(struct call *call) {
   bool failed = call->fault.status != 0;
   for (int32_t i = 0; i < call->choice_count && call->kind == QUIRE_API_GENERATE && !failed; i++) {
     if (call->choices[i].fresh) {
-      write_cumulative(&call->choices[i]);
+      quire_write_cumulative(&call->choices[i]);
     }
   }
   bool ends = call->open == 0 || failed;
   if (failed) {
-    write_stream_fault(call);
+    quire_write_stream_fault(call);
   } else if (ends) {
-    write_stream_end(call);
+    quire_write_stream_end(call);
   }
   if ((call->out.bytes > 0 || quire_strbuf_failed(&call->out)) && !send_out(call)) {
     return;
   }
   if (ends) {
     struct quire_http_exchange *exchange = call->exchange;
-    histogram_add(&call->server->numbers.e2e, (double)(call->sent_ns - call->begin_ns) * 1e-9);
+    quire_histogram_add(&call->server->numbers.e2e, (double)(call->sent_ns - call->begin_ns) * 1e-9);
     call->exchange = NULL;
     call->done = true;
     quire_http_stream_end(exchange);
@@ -637,20 +650,20 @@ static void flush_call(struct call *call) {
   } else if (call->fault.status != 0) {
     answer_whole(call);
   } else if (call->open == 0) {
-    histogram_add(&call->server->numbers.e2e, (double)(server_now(call->server) - call->begin_ns) * 1e-9);
-    write_whole(call);
+    quire_histogram_add(&call->server->numbers.e2e, (double)(quire_server_now(call->server) - call->begin_ns) * 1e-9);
+    quire_write_whole(call);
     answer_whole(call);
   }
 }
 
-void calls_flush(struct quire_server *server) {
+void quire_calls_flush(struct quire_server *server) {
   for (struct quire_list *node; (node = quire_list_pop_front(&server->dirty)) != NULL;) {
     flush_call(QUIRE_LIST_OF(node, struct call, dirty));
   }
 }
 
 /* Comments that keep a silent stream open, for who asks for them. */
-void calls_tick(struct quire_server *server, uint64_t now) {
+void quire_calls_tick(struct quire_server *server, uint64_t now) {
   double seconds = server->options->keepalive_seconds;
   for (struct quire_list *node = server->calls.next, *next; seconds > 0 && node != &server->calls; node = next) {
     next = node->next;
@@ -663,7 +676,7 @@ void calls_tick(struct quire_server *server, uint64_t now) {
   }
 }
 
-void calls_destroy(struct quire_server *server) {
+void quire_calls_destroy(struct quire_server *server) {
   while (!quire_list_empty(&server->calls)) {
     struct call *call = QUIRE_LIST_OF(server->calls.next, struct call, node);
     call->working = false; /* the text threads have ended */

@@ -12,23 +12,29 @@ static const char *owner(const struct quire_server *server) {
   return names[server->options->compat];
 }
 
-void info_models(struct quire_server *server, struct quire_strbuf *out) {
-  quire_strbuf_add_text(out, "{\"object\":\"list\",\"data\":[{\"id\":");
-  quire_json_write_string(out, server_model_name(server));
+void quire_info_model_card(struct quire_server *server, struct quire_strbuf *out) {
+  quire_strbuf_add_text(out, "{\"id\":");
+  quire_json_write_string(out, quire_server_model_name(server));
   quire_strbuf_addf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"%s\",\"root\":",
                     (long long)server->started_seconds, owner(server));
   quire_json_write_string(out, server->model->path);
-  quire_strbuf_addf(out, ",\"parent\":null,\"max_model_len\":%d}]}", server->model->ctx_tokens);
+  quire_strbuf_addf(out, ",\"parent\":null,\"max_model_len\":%d}", server->model->ctx_tokens);
 }
 
-void info_model(struct quire_server *server, struct quire_strbuf *out) {
+void quire_info_models(struct quire_server *server, struct quire_strbuf *out) {
+  quire_strbuf_add_text(out, "{\"object\":\"list\",\"data\":[");
+  quire_info_model_card(server, out);
+  quire_strbuf_add_text(out, "]}");
+}
+
+void quire_info_model(struct quire_server *server, struct quire_strbuf *out) {
   const struct quire_server_model *model = server->model;
   quire_strbuf_add_text(out, "{\"model_path\":");
   quire_json_write_string(out, model->path);
   quire_strbuf_add_text(out, ",\"tokenizer_path\":");
   quire_json_write_string(out, model->path);
   quire_strbuf_add_text(out, ",\"served_model_name\":");
-  quire_json_write_string(out, server_model_name(server));
+  quire_json_write_string(out, quire_server_model_name(server));
   quire_strbuf_add_text(out, ",\"model_type\":");
   quire_json_write_string(out, model->family);
   quire_strbuf_add_text(out, ",\"chat_template\":");
@@ -37,20 +43,20 @@ void info_model(struct quire_server *server, struct quire_strbuf *out) {
                     model->vocab);
 }
 
-void info_version(struct quire_server *server, struct quire_strbuf *out) {
+void quire_info_version(struct quire_server *server, struct quire_strbuf *out) {
   quire_strbuf_add_text(out, "{\"version\":");
   quire_json_write_string(out, server->model->version);
   quire_strbuf_add_char(out, '}');
 }
 
-void info_server(struct quire_server *server, struct quire_strbuf *out) {
+void quire_info_server(struct quire_server *server, struct quire_strbuf *out) {
   const struct quire_server_model *model = server->model;
   struct quire_worker_stats stats;
   quire_worker_stats(model->worker, &stats);
   quire_strbuf_add_text(out, "{\"model_path\":");
   quire_json_write_string(out, model->path);
   quire_strbuf_add_text(out, ",\"served_model_name\":");
-  quire_json_write_string(out, server_model_name(server));
+  quire_json_write_string(out, quire_server_model_name(server));
   quire_strbuf_add_text(out, ",\"version\":");
   quire_json_write_string(out, server->model->version);
   quire_strbuf_addf(out,
@@ -92,7 +98,7 @@ static void take_picture(struct quire_server *server, struct picture *p) {
   p->hit_rate = engine->prompt_tokens > 0 ? (double)engine->cached_tokens / (double)engine->prompt_tokens : 0;
 }
 
-void info_loads(struct quire_server *server, struct quire_strbuf *out) {
+void quire_info_loads(struct quire_server *server, struct quire_strbuf *out) {
   struct picture p;
   take_picture(server, &p);
   quire_strbuf_addf(out, "{\"timestamp\":%lld,\"dp_rank_count\":1,\"loads\":[{\"dp_rank\":0,",
@@ -119,14 +125,14 @@ static const double itl_bounds[] = {0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.07
 static const double e2e_bounds[] = {0.1, 0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,
                                     20,  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 
-void numbers_init(struct server_numbers *numbers) {
+void quire_numbers_init(struct server_numbers *numbers) {
   memset(numbers, 0, sizeof *numbers);
   numbers->ttft = (struct server_histogram){.bounds = ttft_bounds, .count = sizeof ttft_bounds / sizeof *ttft_bounds};
   numbers->itl = (struct server_histogram){.bounds = itl_bounds, .count = sizeof itl_bounds / sizeof *itl_bounds};
   numbers->e2e = (struct server_histogram){.bounds = e2e_bounds, .count = sizeof e2e_bounds / sizeof *e2e_bounds};
 }
 
-void histogram_add(struct server_histogram *histogram, double value) {
+void quire_histogram_add(struct server_histogram *histogram, double value) {
   int i = 0;
   while (i < histogram->count && value > histogram->bounds[i]) {
     i++;
@@ -307,12 +313,12 @@ static void write_label(struct quire_strbuf *out, const char *name, const char *
   quire_strbuf_add_char(out, '"');
 }
 
-void server_metrics(struct quire_server *server, struct quire_strbuf *out) {
+void quire_server_metrics(struct quire_server *server, struct quire_strbuf *out) {
   struct picture p;
   struct quire_strbuf labels;
   take_picture(server, &p);
   quire_strbuf_init(&labels, server->env);
-  write_label(&labels, "model_name", server->model != NULL ? server_model_name(server) : "");
+  write_label(&labels, "model_name", server->model != NULL ? quire_server_model_name(server) : "");
   write_own(server, &p, out);
   if (server->options->metrics_compat == QUIRE_COMPAT_SGLANG) {
     quire_strbuf_add_text(&labels, ",engine_type=\"unified\",tp_rank=\"0\",pp_rank=\"0\",moe_ep_rank=\"0\"");

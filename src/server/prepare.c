@@ -114,7 +114,7 @@ static bool check_lengths(struct call *call, const struct quire_server_model *mo
 }
 
 static bool check_model(struct call *call) {
-  const char *asked = call->request.model, *served = server_model_name(call->server);
+  const char *asked = call->request.model, *served = quire_server_model_name(call->server);
   if (asked == NULL || strcmp(asked, served) == 0 || strcmp(asked, "default") == 0) {
     return true;
   }
@@ -146,7 +146,7 @@ static bool prepare(struct call *call) {
   return check_lengths(call, model);
 }
 
-void call_prepare(struct call *call) {
+void quire_call_prepare(struct call *call) {
   QUIRE_ASSERT(!call->prepared);
   call->prepared = prepare(call);
   quire_strbuf_fini(&call->body);
@@ -232,8 +232,8 @@ static bool tokenize_prompts(struct quire_server *server, const json_t *prompt, 
   return count >= 0;
 }
 
-bool text_tokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
-                   struct quire_api_fault *fault) {
+bool quire_text_tokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
+                         struct quire_api_fault *fault) {
   json_t *root = parse_object(body, fault);
   if (root == NULL) {
     return false;
@@ -248,8 +248,8 @@ bool text_tokenize(struct quire_server *server, struct quire_http_slice body, st
   return good;
 }
 
-bool text_detokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
-                     struct quire_api_fault *fault) {
+bool quire_text_detokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
+                           struct quire_api_fault *fault) {
   json_t *root = parse_object(body, fault);
   if (root == NULL) {
     return false;

@@ -22,8 +22,8 @@ struct route {
 
 /* --- answers --- */
 
-void server_answer(struct quire_server *server, struct quire_http_exchange *exchange, int status, const char *type,
-                   struct quire_strbuf *body) {
+void quire_server_answer(struct quire_server *server, struct quire_http_exchange *exchange, int status,
+                         const char *type, struct quire_strbuf *body) {
   struct quire_http_answer answer = {
       .status = status,
       .type = type,
@@ -39,12 +39,12 @@ void server_answer(struct quire_server *server, struct quire_http_exchange *exch
   }
 }
 
-void server_answer_fault(struct quire_server *server, struct quire_http_exchange *exchange,
-                         const struct quire_api_fault *fault) {
+void quire_server_answer_fault(struct quire_server *server, struct quire_http_exchange *exchange,
+                               const struct quire_api_fault *fault) {
   struct quire_strbuf body;
   quire_strbuf_init(&body, server->env);
   quire_api_fault_write(fault, &body);
-  server_answer(server, exchange, fault->status, "application/json", &body);
+  quire_server_answer(server, exchange, fault->status, "application/json", &body);
   quire_strbuf_fini(&body);
 }
 
@@ -67,7 +67,7 @@ static void answer_info(struct quire_server *server, struct quire_http_exchange 
   struct quire_strbuf body;
   quire_strbuf_init(&body, server->env);
   write(server, &body);
-  server_answer(server, exchange, 200, type, &body);
+  quire_server_answer(server, exchange, 200, type, &body);
   quire_strbuf_fini(&body);
 }
 
@@ -95,57 +95,72 @@ static void on_ready(struct quire_server *server, struct quire_http_exchange *ex
 
 /* --- what describes the server --- */
 
+#define MODELS_PATH "/v1/models"
+
+/* The list, or behind a slash one model by its name. */
 static void on_models(struct quire_server *server, struct quire_http_exchange *exchange,
                       const struct quire_http_head *head) {
-  (void)head;
-  answer_info(server, exchange, info_models, "application/json");
+  size_t list = sizeof MODELS_PATH - 1;
+  if (head->path.bytes <= list + 1) {
+    answer_info(server, exchange, quire_info_models, "application/json");
+    return;
+  }
+  struct quire_http_slice name = {head->path.data + list + 1, head->path.bytes - list - 1};
+  if (quire_http_equal(name, quire_server_model_name(server))) {
+    answer_info(server, exchange, quire_info_model_card, "application/json");
+    return;
+  }
+  struct quire_api_fault fault = {0};
+  quire_api_fail(&fault, 404, "model_not_found", "model", "the model \"%.*s\" does not exist; \"%s\" does",
+                 (int)(name.bytes < 80 ? name.bytes : 80), name.data, quire_server_model_name(server));
+  quire_server_answer_fault(server, exchange, &fault);
 }
 
 static void on_model_info(struct quire_server *server, struct quire_http_exchange *exchange,
                           const struct quire_http_head *head) {
   (void)head;
-  answer_info(server, exchange, info_model, "application/json");
+  answer_info(server, exchange, quire_info_model, "application/json");
 }
 
 static void on_server_info(struct quire_server *server, struct quire_http_exchange *exchange,
                            const struct quire_http_head *head) {
   (void)head;
-  answer_info(server, exchange, info_server, "application/json");
+  answer_info(server, exchange, quire_info_server, "application/json");
 }
 
 static void on_loads(struct quire_server *server, struct quire_http_exchange *exchange,
                      const struct quire_http_head *head) {
   (void)head;
-  answer_info(server, exchange, info_loads, "application/json");
+  answer_info(server, exchange, quire_info_loads, "application/json");
 }
 
 static void on_version(struct quire_server *server, struct quire_http_exchange *exchange,
                        const struct quire_http_head *head) {
   (void)head;
-  answer_info(server, exchange, info_version, "application/json");
+  answer_info(server, exchange, quire_info_version, "application/json");
 }
 
 static void on_metrics(struct quire_server *server, struct quire_http_exchange *exchange,
                        const struct quire_http_head *head) {
   (void)head;
-  answer_info(server, exchange, server_metrics, "text/plain; version=0.0.4; charset=utf-8");
+  answer_info(server, exchange, quire_server_metrics, "text/plain; version=0.0.4; charset=utf-8");
 }
 
 /* --- requests for text --- */
 
 static void on_chat(struct quire_server *server, struct quire_http_exchange *exchange,
                     const struct quire_http_head *head) {
-  call_begin(server, exchange, QUIRE_API_CHAT, head);
+  quire_call_begin(server, exchange, QUIRE_API_CHAT, head);
 }
 
 static void on_completion(struct quire_server *server, struct quire_http_exchange *exchange,
                           const struct quire_http_head *head) {
-  call_begin(server, exchange, QUIRE_API_COMPLETION, head);
+  quire_call_begin(server, exchange, QUIRE_API_COMPLETION, head);
 }
 
 static void on_generate(struct quire_server *server, struct quire_http_exchange *exchange,
                         const struct quire_http_head *head) {
-  call_begin(server, exchange, QUIRE_API_GENERATE, head);
+  quire_call_begin(server, exchange, QUIRE_API_GENERATE, head);
 }
 
 /* --- work that a text thread does: from a body to a body --- */
@@ -171,9 +186,9 @@ static void text_job_done(void *context) {
   struct text_job *job = context;
   struct quire_server *server = job->server;
   if (job->exchange != NULL && job->good) {
-    server_answer(server, job->exchange, 200, "application/json", &job->out);
+    quire_server_answer(server, job->exchange, 200, "application/json", &job->out);
   } else if (job->exchange != NULL) {
-    server_answer_fault(server, job->exchange, &job->fault);
+    quire_server_answer_fault(server, job->exchange, &job->fault);
   }
   quire_list_remove(&job->node);
   quire_strbuf_fini(&job->body);
@@ -188,7 +203,7 @@ static void start_text_job(struct quire_server *server, struct quire_http_exchan
   struct quire_api_fault fault = {0};
   if (job == NULL) {
     quire_api_fail(&fault, 503, "no_memory", NULL, "the server has no memory for this request");
-    server_answer_fault(server, exchange, &fault);
+    quire_server_answer_fault(server, exchange, &fault);
     return;
   }
   job->server = server;
@@ -198,7 +213,7 @@ static void start_text_job(struct quire_server *server, struct quire_http_exchan
   quire_strbuf_init(&job->out, server->env);
   quire_list_push_back(&server->text_jobs, &job->node);
   quire_http_take_body(exchange, &job->body);
-  if (!server_post(server, (struct server_job){text_job_work, text_job_done, job})) {
+  if (!quire_server_post(server, (struct server_job){text_job_work, text_job_done, job})) {
     quire_api_fail(&job->fault, 429, "queue_full", NULL, "the server's queue is full; try again later");
     text_job_done(job);
   }
@@ -211,7 +226,7 @@ static void text_job_gone(struct quire_server *server, const struct quire_http_e
   }
 }
 
-void text_jobs_destroy(struct quire_server *server) {
+void quire_text_jobs_destroy(struct quire_server *server) {
   while (!quire_list_empty(&server->text_jobs)) {
     struct text_job *job = QUIRE_LIST_OF(server->text_jobs.next, struct text_job, node);
     job->exchange = NULL;
@@ -222,13 +237,13 @@ void text_jobs_destroy(struct quire_server *server) {
 static void on_tokenize(struct quire_server *server, struct quire_http_exchange *exchange,
                         const struct quire_http_head *head) {
   (void)head;
-  start_text_job(server, exchange, text_tokenize);
+  start_text_job(server, exchange, quire_text_tokenize);
 }
 
 static void on_detokenize(struct quire_server *server, struct quire_http_exchange *exchange,
                           const struct quire_http_head *head) {
   (void)head;
-  start_text_job(server, exchange, text_detokenize);
+  start_text_job(server, exchange, quire_text_detokenize);
 }
 
 /* The laws are checked by the controller between two plans, which may take a while. */
@@ -272,7 +287,7 @@ static void on_abort(struct quire_server *server, struct quire_http_exchange *ex
                    "the body must be {\"rid\": \"...\"} or "
                    "{\"abort_all\": true}");
     json_decref(root);
-    server_answer_fault(server, exchange, &fault);
+    quire_server_answer_fault(server, exchange, &fault);
     return;
   }
   for (struct quire_list *node = server->calls.next; node != &server->calls; node = node->next) {
@@ -280,7 +295,7 @@ static void on_abort(struct quire_server *server, struct quire_http_exchange *ex
     bool named = id != NULL && (strcmp(call->id, id) == 0 || strcmp(call->request_id, id) == 0 ||
                                 (!call->working && call->request.id != NULL && strcmp(call->request.id, id) == 0));
     if (all || named) {
-      call_abort(call);
+      quire_call_abort(call);
       aborted++;
     }
   }
@@ -297,7 +312,7 @@ static const struct route routes[] = {
     {"POST", "/v1/chat/completions", false, on_chat},
     {"POST", "/v1/completions", false, on_completion},
     {"POST", "/generate", false, on_generate},
-    {"GET", "/v1/models", false, on_models},
+    {"GET", MODELS_PATH, false, on_models},
     {"GET", "/model_info", false, on_model_info},
     {"GET", "/get_model_info", false, on_model_info},
     {"GET", "/server_info", false, on_server_info},
@@ -358,7 +373,7 @@ static bool add_file(struct quire_server *server, struct quire_error *error_out)
   return good;
 }
 
-bool server_read_keys(struct quire_server *server, struct quire_error *error_out) {
+bool quire_server_read_keys(struct quire_server *server, struct quire_error *error_out) {
   server->keys = quire_env_zalloc(server->env, SERVER_KEYS_MAX, sizeof *server->keys);
   if (server->keys == NULL) {
     quire_error_set(error_out, QUIRE_ERR_MEMORY, "server", "no memory for keys");
@@ -403,11 +418,11 @@ static const struct route *find_route(const struct quire_server *server, const s
                                       char *allow_out, size_t size) {
   bool version = server->options->compat != QUIRE_COMPAT_SGLANG;
   struct quire_http_slice path = head->path;
-  bool one_model = path.bytes > 11 && memcmp(path.data, "/v1/models/", 11) == 0;
+  bool one_model = path.bytes > sizeof MODELS_PATH && memcmp(path.data, MODELS_PATH "/", sizeof MODELS_PATH) == 0;
   allow_out[0] = '\0';
   for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
     const struct route *route = &routes[i];
-    bool same = quire_http_equal(path, route->path) || (one_model && strcmp(route->path, "/v1/models") == 0);
+    bool same = quire_http_equal(path, route->path) || (one_model && route->call == on_models);
     if (!same || (route->call == on_version && !version)) {
       continue;
     }
@@ -450,7 +465,7 @@ static bool on_begin(void *context, struct quire_http_exchange *exchange, const 
   if ((route == NULL || !route->open) && !has_key(server, head)) {
     quire_api_fail(&fault, 401, "invalid_api_key", NULL,
                    "a key of this server is needed: Authorization: Bearer KEY, or x-api-key: KEY");
-    server_answer_fault(server, exchange, &fault);
+    quire_server_answer_fault(server, exchange, &fault);
     return false;
   }
   if (route == NULL) {
@@ -461,7 +476,7 @@ static bool on_begin(void *context, struct quire_http_exchange *exchange, const 
   if (!route->open && route->call != on_metrics && !serves) {
     quire_api_fail(&fault, 503, "unavailable", NULL, "%s",
                    server->state == SERVER_LOADING ? "the model is still loading" : "the server is shutting down");
-    server_answer_fault(server, exchange, &fault);
+    quire_server_answer_fault(server, exchange, &fault);
     return false;
   }
   return true;
@@ -479,7 +494,7 @@ static void on_gone(void *context, struct quire_http_exchange *exchange) {
   struct quire_server *server = context;
   struct call *call = quire_http_user(exchange);
   if (call != NULL) {
-    call_gone(call);
+    quire_call_gone(call);
   } else {
     text_job_gone(server, exchange);
   }
@@ -489,7 +504,7 @@ static void on_room(void *context, struct quire_http_exchange *exchange) {
   (void)context;
   struct call *call = quire_http_user(exchange);
   if (call != NULL) {
-    call_room(call);
+    quire_call_room(call);
   }
 }
 
@@ -505,6 +520,6 @@ static void on_refuse(void *context, int status, const char *why, struct quire_s
   quire_api_fault_write(&fault, body);
 }
 
-struct quire_http_handler server_handler(struct quire_server *server) {
+struct quire_http_handler quire_server_handler(struct quire_server *server) {
   return (struct quire_http_handler){server, on_begin, on_request, on_gone, on_room, on_refuse};
 }

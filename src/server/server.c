@@ -11,9 +11,9 @@
 
 #define TICK_NS ((uint64_t)50 * 1000 * 1000)
 
-uint64_t server_now(const struct quire_server *server) { return server->env->now_ns(server->env->context); }
+uint64_t quire_server_now(const struct quire_server *server) { return server->env->now_ns(server->env->context); }
 
-const char *server_model_name(const struct quire_server *server) {
+const char *quire_server_model_name(const struct quire_server *server) {
   return server->options->served_name != NULL ? server->options->served_name : server->model->name;
 }
 
@@ -44,7 +44,7 @@ static void *text_main(void *context) {
   return NULL;
 }
 
-bool server_post(struct quire_server *server, struct server_job job) {
+bool quire_server_post(struct quire_server *server, struct server_job job) {
   if (server->jobs_open == SERVER_JOBS_MAX) {
     return false;
   }
@@ -81,7 +81,7 @@ static enum quire_status start_threads(struct quire_server *server, struct quire
 
 /* --- the loop's turns --- */
 
-static void on_worker(void *context) { calls_pump(context); }
+static void on_worker(void *context) { quire_calls_pump(context); }
 
 /* The model has come: from now on requests are served. */
 static void take_model(struct quire_server *server) {
@@ -98,7 +98,7 @@ static void take_model(struct quire_server *server) {
   }
   if (server->state == SERVER_LOADING) {
     server->state = SERVER_READY;
-    server->state_ns = server_now(server);
+    server->state_ns = quire_server_now(server);
   }
 }
 
@@ -107,7 +107,7 @@ static void begin_drain(struct quire_server *server) {
     return;
   }
   server->state = SERVER_LEAVING;
-  server->state_ns = server_now(server);
+  server->state_ns = quire_server_now(server);
   quire_env_log(server->env, QUIRE_LOG_INFO, "draining open=%d", server->call_count);
   quire_http_server_drain(server->http, true);
 }
@@ -150,8 +150,8 @@ static void tick_drain(struct quire_server *server, uint64_t now) {
 
 static void on_tick(void *context) {
   struct quire_server *server = context;
-  uint64_t now = server_now(server);
-  calls_tick(server, now);
+  uint64_t now = quire_server_now(server);
+  quire_calls_tick(server, now);
   tick_drain(server, now);
   if (now - server->throughput_ns >= 1000000000) {
     int64_t drawn = server->numbers.drawn_tokens;
@@ -177,7 +177,7 @@ static struct quire_http_config http_config(struct quire_server *server) {
       .host = options->host,
       .port = (int)options->port,
       .limits = quire_http_limits_default(),
-      .handler = server_handler(server),
+      .handler = quire_server_handler(server),
   };
   config.limits.connections = (int)options->connections;
   config.limits.head_bytes = (size_t)options->head_bytes;
@@ -196,10 +196,10 @@ static enum quire_status open_server(struct quire_server *server, struct quire_e
   if (server->wake_fd < 0) {
     return quire_error_set(error_out, QUIRE_ERR_IO, "server", "the system has no descriptor left (ulimit -n)");
   }
-  if (!server_read_keys(server, error_out)) {
+  if (!quire_server_read_keys(server, error_out)) {
     return error_out->status;
   }
-  if (!tickets_create(server)) {
+  if (!quire_tickets_create(server)) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "server", "no memory for its tables");
   }
   enum quire_status status = quire_loop_create(server->env, &server->loop, error_out);
@@ -229,8 +229,8 @@ enum quire_status quire_server_create(const struct quire_env *env, const struct 
   server->options = options;
   server->wake_fd = -1;
   server->started_seconds = quire_wall_ms() / 1000;
-  server->throughput_ns = server->state_ns = server_now(server);
-  numbers_init(&server->numbers);
+  server->throughput_ns = server->state_ns = quire_server_now(server);
+  quire_numbers_init(&server->numbers);
   quire_list_init(&server->calls);
   quire_list_init(&server->dirty);
   quire_list_init(&server->text_jobs);
@@ -250,8 +250,8 @@ void quire_server_destroy(struct quire_server *server) {
   }
   const struct quire_env *env = server->env;
   stop_threads(server);
-  calls_destroy(server);
-  text_jobs_destroy(server);
+  quire_calls_destroy(server);
+  quire_text_jobs_destroy(server);
   quire_http_server_destroy(server->http);
   quire_loop_watch_end(server->worker_watch);
   quire_loop_watch_end(server->wake_watch);

@@ -145,82 +145,83 @@ struct quire_server {
 };
 
 /* --- server.c --- */
-uint64_t server_now(const struct quire_server *server);
+uint64_t quire_server_now(const struct quire_server *server);
 /* Name under which the model is served. */
-const char *server_model_name(const struct quire_server *server);
+const char *quire_server_model_name(const struct quire_server *server);
 /* False: the queue of jobs is full. */
-bool server_post(struct quire_server *server, struct server_job job);
+bool quire_server_post(struct quire_server *server, struct server_job job);
 
 /* --- tickets.c --- */
-bool tickets_create(struct quire_server *server);
+bool quire_tickets_create(struct quire_server *server);
 /* Room for more tickets; false: no memory. */
-bool tickets_reserve(struct quire_server *server, int32_t more);
-void tickets_put(struct quire_server *server, quire_ticket ticket, struct choice *choice);
-struct choice *tickets_find(const struct quire_server *server, quire_ticket ticket);
-void tickets_remove(struct quire_server *server, quire_ticket ticket);
+bool quire_tickets_reserve(struct quire_server *server, int32_t more);
+void quire_tickets_put(struct quire_server *server, quire_ticket ticket, struct choice *choice);
+struct choice *quire_tickets_find(const struct quire_server *server, quire_ticket ticket);
+void quire_tickets_remove(struct quire_server *server, quire_ticket ticket);
 
 /* --- routes.c --- */
-struct quire_http_handler server_handler(struct quire_server *server);
-bool server_read_keys(struct quire_server *server, struct quire_error *error_out);
+struct quire_http_handler quire_server_handler(struct quire_server *server);
+bool quire_server_read_keys(struct quire_server *server, struct quire_error *error_out);
 /* Answers with JSON, or with a fault; ends the exchange. */
-void server_answer(struct quire_server *server, struct quire_http_exchange *exchange, int status, const char *type,
-                   struct quire_strbuf *body);
-void server_answer_fault(struct quire_server *server, struct quire_http_exchange *exchange,
-                         const struct quire_api_fault *fault);
+void quire_server_answer(struct quire_server *server, struct quire_http_exchange *exchange, int status,
+                         const char *type, struct quire_strbuf *body);
+void quire_server_answer_fault(struct quire_server *server, struct quire_http_exchange *exchange,
+                               const struct quire_api_fault *fault);
 
 /* Drops jobs whose threads have ended. */
-void text_jobs_destroy(struct quire_server *server);
+void quire_text_jobs_destroy(struct quire_server *server);
 
 /* --- infos.c: bodies of answers that describe the server --- */
-void info_version(struct quire_server *server, struct quire_strbuf *out);
-void info_models(struct quire_server *server, struct quire_strbuf *out);
-void info_model(struct quire_server *server, struct quire_strbuf *out);
-void info_server(struct quire_server *server, struct quire_strbuf *out);
-void info_loads(struct quire_server *server, struct quire_strbuf *out);
-void server_metrics(struct quire_server *server, struct quire_strbuf *out);
-void numbers_init(struct server_numbers *numbers);
-void histogram_add(struct server_histogram *histogram, double value);
+void quire_info_version(struct quire_server *server, struct quire_strbuf *out);
+void quire_info_model_card(struct quire_server *server, struct quire_strbuf *out);
+void quire_info_models(struct quire_server *server, struct quire_strbuf *out);
+void quire_info_model(struct quire_server *server, struct quire_strbuf *out);
+void quire_info_server(struct quire_server *server, struct quire_strbuf *out);
+void quire_info_loads(struct quire_server *server, struct quire_strbuf *out);
+void quire_server_metrics(struct quire_server *server, struct quire_strbuf *out);
+void quire_numbers_init(struct server_numbers *numbers);
+void quire_histogram_add(struct server_histogram *histogram, double value);
 
 /* --- calls.c --- */
 /* Takes the exchange's body and answers in time. */
-void call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
-                const struct quire_http_head *head);
-void call_gone(struct call *call);
+void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
+                      const struct quire_http_head *head);
+void quire_call_gone(struct call *call);
 /* Its client has read: events that waited are taken. */
-void call_room(struct call *call);
+void quire_call_room(struct call *call);
 /* Ends what it runs; it answers with what there is. */
-void call_abort(struct call *call);
+void quire_call_abort(struct call *call);
 /* News of the worker. */
-void calls_pump(struct quire_server *server);
+void quire_calls_pump(struct quire_server *server);
 /* Sends what was written since the last time. */
-void calls_flush(struct quire_server *server);
-void calls_tick(struct quire_server *server, uint64_t now);
+void quire_calls_flush(struct quire_server *server);
+void quire_calls_tick(struct quire_server *server, uint64_t now);
 /* Drops all without answers; after the loop. */
-void calls_destroy(struct quire_server *server);
+void quire_calls_destroy(struct quire_server *server);
 
 /* --- prepare.c --- */
 /* Any thread: reads the body, renders and tokenises. Sets prepared, or fault. */
-void call_prepare(struct call *call);
+void quire_call_prepare(struct call *call);
 /* Work on text that is answered at once; tokenize and detokenize bodies to their answers. */
-bool text_tokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
-                   struct quire_api_fault *fault);
-bool text_detokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
-                     struct quire_api_fault *fault);
+bool quire_text_tokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
+                         struct quire_api_fault *fault);
+bool quire_text_detokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
+                           struct quire_api_fault *fault);
 
 /* --- writes.c --- */
 /* Text that became certain, for the stream or the whole answer. */
-void write_delta(struct choice *choice, const struct quire_answer_delta *delta);
-void write_prompt(struct choice *choice);
-void write_logprob(struct choice *choice, const struct quire_engine_event *event);
+void quire_write_delta(struct choice *choice, const struct quire_answer_delta *delta);
+void quire_write_prompt(struct choice *choice);
+void quire_write_logprob(struct choice *choice, const struct quire_engine_event *event);
 /* Counts a token's characters for the offsets of those behind it. */
-void count_text(struct choice *choice, int32_t token);
-void write_finish(struct choice *choice);
+void quire_write_count(struct choice *choice, int32_t token);
+void quire_write_finish(struct choice *choice);
 /* generate: everything so far. */
-void write_cumulative(struct choice *choice);
-void write_stream_end(struct call *call);
-void write_stream_fault(struct call *call);
+void quire_write_cumulative(struct choice *choice);
+void quire_write_stream_end(struct call *call);
+void quire_write_stream_fault(struct call *call);
 /* The whole answer, into call->out. */
-void write_whole(struct call *call);
+void quire_write_whole(struct call *call);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,7 @@
 #include "base/rng.h"
 #include "server/server_private.h"
 
-bool tickets_create(struct quire_server *server) {
+bool quire_tickets_create(struct quire_server *server) {
   int32_t count = 1024;
   struct ticket_slot *slots = quire_env_zalloc(server->env, (size_t)count, sizeof *slots);
   if (slots == NULL) {
@@ -27,7 +27,7 @@ static int32_t slot_of(const struct quire_server *server, uint64_t ticket) {
   return at;
 }
 
-bool tickets_reserve(struct quire_server *server, int32_t more) {
+bool quire_tickets_reserve(struct quire_server *server, int32_t more) {
   if (2 * (server->tickets + more) <= server->slot_count) {
     return true;
   }
@@ -51,7 +51,7 @@ bool tickets_reserve(struct quire_server *server, int32_t more) {
   return true;
 }
 
-void tickets_put(struct quire_server *server, quire_ticket ticket, struct choice *choice) {
+void quire_tickets_put(struct quire_server *server, quire_ticket ticket, struct choice *choice) {
   QUIRE_ASSERT(ticket.v != 0 && 2 * (server->tickets + 1) <= server->slot_count);
   int32_t at = slot_of(server, ticket.v);
   QUIRE_ASSERT(server->slots[at].ticket == 0);
@@ -59,12 +59,12 @@ void tickets_put(struct quire_server *server, quire_ticket ticket, struct choice
   server->tickets++;
 }
 
-struct choice *tickets_find(const struct quire_server *server, quire_ticket ticket) {
+struct choice *quire_tickets_find(const struct quire_server *server, quire_ticket ticket) {
   struct ticket_slot slot = server->slots[slot_of(server, ticket.v)];
   return slot.ticket != 0 ? slot.choice : NULL;
 }
 
-void tickets_remove(struct quire_server *server, quire_ticket ticket) {
+void quire_tickets_remove(struct quire_server *server, quire_ticket ticket) {
   int32_t hole = slot_of(server, ticket.v), mask = server->slot_count - 1;
   QUIRE_ASSERT(server->slots[hole].ticket == ticket.v);
   /* what stands behind moves up, unless it would come to lie before its own place */

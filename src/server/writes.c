@@ -144,7 +144,7 @@ static void write_completion_logprob(struct choice *choice, struct quire_top dra
   quire_strbuf_add_char(&choice->lp_tops, '}');
 }
 
-void write_logprob(struct choice *choice, const struct quire_engine_event *event) {
+void quire_write_logprob(struct choice *choice, const struct quire_engine_event *event) {
   struct quire_top drawn = {event->token, event->logprob};
   struct alternatives others = {event->tops, event->top_count};
   QUIRE_ASSERT(choice->call->request.logprobs);
@@ -187,7 +187,7 @@ static void begin_chunk(struct choice *choice) {
     quire_strbuf_addf(&call->head, "data: {\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id,
                       call->kind == QUIRE_API_CHAT ? "chat.completion.chunk" : "text_completion",
                       (long long)call->created);
-    quire_json_write_string(&call->head, server_model_name(call->server));
+    quire_json_write_string(&call->head, quire_server_model_name(call->server));
     quire_strbuf_add_text(&call->head, ",\"choices\":[");
   }
   quire_strbuf_add(&call->out, call->head.data, call->head.bytes);
@@ -240,7 +240,7 @@ static void text_chunk(struct choice *choice, const char *field, const char *tex
   end_chunk(choice, true, "null");
 }
 
-void write_delta(struct choice *choice, const struct quire_answer_delta *delta) {
+void quire_write_delta(struct choice *choice, const struct quire_answer_delta *delta) {
   struct call *call = choice->call;
   if (!call->streaming || call->kind == QUIRE_API_GENERATE) {
     quire_strbuf_add(&choice->reasoning, delta->reasoning, delta->reasoning_bytes);
@@ -271,7 +271,7 @@ static void write_matched(struct quire_strbuf *out, const struct choice *choice)
   }
 }
 
-void write_finish(struct choice *choice) {
+void quire_write_finish(struct choice *choice) {
   struct call *call = choice->call;
   choice->fresh = true;
   if (!call->streaming || call->kind == QUIRE_API_GENERATE) {
@@ -291,12 +291,12 @@ void write_finish(struct choice *choice) {
   quire_strbuf_fini(&finish);
 }
 
-void write_stream_end(struct call *call) {
+void quire_write_stream_end(struct call *call) {
   if (call->request.include_usage && call->kind != QUIRE_API_GENERATE) {
     quire_strbuf_addf(&call->out, "data: {\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id,
                       call->kind == QUIRE_API_CHAT ? "chat.completion.chunk" : "text_completion",
                       (long long)call->created);
-    quire_json_write_string(&call->out, server_model_name(call->server));
+    quire_json_write_string(&call->out, quire_server_model_name(call->server));
     quire_strbuf_add_text(&call->out, ",\"choices\":[],\"usage\":");
     write_usage(&call->out, call);
     quire_strbuf_add_text(&call->out, "}\n\n");
@@ -304,7 +304,7 @@ void write_stream_end(struct call *call) {
   quire_strbuf_add_text(&call->out, "data: [DONE]\n\n");
 }
 
-void write_stream_fault(struct call *call) {
+void quire_write_stream_fault(struct call *call) {
   quire_strbuf_add_text(&call->out, "data: ");
   quire_api_fault_write(&call->fault, &call->out);
   quire_strbuf_add_text(&call->out, "\n\ndata: [DONE]\n\n");
@@ -320,7 +320,7 @@ static size_t characters(const char *text, size_t bytes) {
   return count;
 }
 
-void count_text(struct choice *choice, int32_t token) {
+void quire_write_count(struct choice *choice, int32_t token) {
   size_t bytes = 0;
   const char *text = quire_tokenizer_token(choice->call->server->model->tokenizer, token, &bytes);
   choice->text_characters += text != NULL ? characters(text, bytes) : 0;
@@ -339,7 +339,7 @@ static void write_prompt_logprobs(struct choice *choice, const struct quire_api_
     }
     if (choice->call->kind == QUIRE_API_COMPLETION) {
       write_completion_logprob(choice, top, others, i > 0);
-      count_text(choice, prompt->tokens[i]);
+      quire_write_count(choice, prompt->tokens[i]);
     } else if (i >= sampling->prompt_logprobs_start) {
       comma(&choice->lp_prompt);
       write_triple(&choice->lp_prompt, top, i > 0);
@@ -348,7 +348,7 @@ static void write_prompt_logprobs(struct choice *choice, const struct quire_api_
   }
 }
 
-void write_prompt(struct choice *choice) {
+void quire_write_prompt(struct choice *choice) {
   struct call *call = choice->call;
   const struct quire_api_prompt *prompt = &call->request.prompts[choice->prompt];
   if (call->request.sampling.prompt_logprobs) {
@@ -373,7 +373,7 @@ void write_prompt(struct choice *choice) {
     quire_strbuf_add(&decoded, prompt->text, prompt->bytes);
   }
   struct quire_answer_delta delta = {.content = quire_strbuf_text(&decoded), .content_bytes = decoded.bytes};
-  write_delta(choice, &delta);
+  quire_write_delta(choice, &delta);
   quire_strbuf_fini(&decoded);
 }
 
@@ -408,7 +408,7 @@ static void write_sequence(struct quire_strbuf *out, const struct choice *choice
   write_reason(out, choice);
   quire_strbuf_addf(out, ",\"prompt_tokens\":%d,\"completion_tokens\":%d,\"cached_tokens\":%d,\"e2e_latency\":%.6f",
                     call->request.prompts[choice->prompt].count, choice->drawn, choice->cached,
-                    (double)(server_now(call->server) - call->begin_ns) * 1e-9);
+                    (double)(quire_server_now(call->server) - call->begin_ns) * 1e-9);
   if (call->request.logprobs) {
     quire_strbuf_addf(out, ",\"input_token_logprobs\":[%s],\"output_token_logprobs\":[%s]",
                       quire_strbuf_text(&choice->lp_prompt), quire_strbuf_text(&choice->lp_values));
@@ -424,7 +424,7 @@ static void write_sequence(struct quire_strbuf *out, const struct choice *choice
   quire_strbuf_add_char(out, '}');
 }
 
-void write_cumulative(struct choice *choice) {
+void quire_write_cumulative(struct choice *choice) {
   struct quire_strbuf *out = &choice->call->out;
   choice->fresh = false;
   quire_strbuf_add_text(out, "data: ");
@@ -458,13 +458,13 @@ static void write_choice(struct quire_strbuf *out, struct choice *choice) {
   quire_strbuf_add_char(out, '}');
 }
 
-void write_whole(struct call *call) {
+void quire_write_whole(struct call *call) {
   struct quire_strbuf *out = &call->out;
   bool list = call->kind != QUIRE_API_GENERATE || call->request.batch || call->request.n > 1;
   if (call->kind != QUIRE_API_GENERATE) {
     quire_strbuf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id,
                       call->kind == QUIRE_API_CHAT ? "chat.completion" : "text_completion", (long long)call->created);
-    quire_json_write_string(out, server_model_name(call->server));
+    quire_json_write_string(out, quire_server_model_name(call->server));
     quire_strbuf_add_text(out, ",\"choices\":");
   }
   quire_strbuf_add(out, "[", list ? 1 : 0);
