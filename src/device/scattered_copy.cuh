@@ -8,8 +8,11 @@
  *
  * What is copied is given by an object with
  *
- *     void batch(int32_t u, struct quire_copy *item_out, uint32_t *from_out) const   large: batch u is 4 KiB of this item
- *     void item(int32_t i, struct quire_copy *item_out) const                        small
+ *     typedef entry                                         large: what has to be looked up for batch u, and only that,
+ *     entry fetch(int32_t u) const                                 so that it is under way while the batch before is
+ *     void resolve(int32_t u, entry, struct quire_copy *item_out, uint32_t *from_out) const     4 KiB of this item
+ *
+ *     void item(int32_t i, struct quire_copy *item_out) const      small
  *
  * Items are below 4 GiB, 0 bytes for none. What is not a multiple of 16 in address or size goes byte by byte.
  *
@@ -123,17 +126,17 @@ static __global__ void __launch_bounds__(QUIRE_SCATTER_THREADS)
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   int32_t step = (int32_t)gridDim.x * (QUIRE_SCATTER_THREADS / 32);
   int32_t u = warp * (int32_t)gridDim.x + (int32_t)blockIdx.x;
-  struct quire_copy next = {NULL, NULL, 0};
-  uint32_t next_from = 0;
+  typename Items::entry next;
   if (u < batches) {
-    items.batch(u, &next, &next_from);
+    next = items.fetch(u);
   }
   while (u < batches) {
-    struct quire_copy item = next;
-    uint32_t from = next_from;
+    struct quire_copy item;
+    uint32_t from;
+    items.resolve(u, next, &item, &from);
     u += step;
     if (u < batches) {
-      items.batch(u, &next, &next_from); /* what it looks up is under way while this batch is */
+      next = items.fetch(u);
     }
     if (from < item.bytes) {
       quire_scatter_large(item, from, lane);

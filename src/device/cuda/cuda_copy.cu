@@ -11,10 +11,12 @@ struct list_items {
   const struct quire_copy *list;
   int32_t batches_per_item;
 
-  __device__ void batch(int32_t u, struct quire_copy *item_out, uint32_t *from_out) const {
-    int32_t i = u / batches_per_item;
-    *item_out = list[i];
-    *from_out = (uint32_t)(u - i * batches_per_item) * QUIRE_SCATTER_BYTES;
+  typedef struct quire_copy entry;
+
+  __device__ entry fetch(int32_t u) const { return list[u / batches_per_item]; }
+  __device__ void resolve(int32_t u, entry item, struct quire_copy *item_out, uint32_t *from_out) const {
+    *item_out = item;
+    *from_out = (uint32_t)(u % batches_per_item) * QUIRE_SCATTER_BYTES;
   }
   __device__ void item(int32_t i, struct quire_copy *item_out) const { *item_out = list[i]; }
 };

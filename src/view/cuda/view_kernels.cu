@@ -46,9 +46,11 @@ struct gather_batches {
   struct quire_view_cuda_gather args;
   int32_t each; /* batches of a page */
 
-  __device__ void batch(int32_t u, struct quire_copy *item_out, uint32_t *from_out) const {
+  typedef struct quire_view_cuda_gather_page entry;
+
+  __device__ entry fetch(int32_t u) const { return args.list[u / each]; }
+  __device__ void resolve(int32_t u, entry page, struct quire_copy *item_out, uint32_t *from_out) const {
     int32_t index = u / each, left = u - index * each, array = 0;
-    struct quire_view_cuda_gather_page page = args.list[index];
     if (left >= args.batches[0]) {
       left -= args.batches[0];
       array = 1;

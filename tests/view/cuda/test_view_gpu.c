@@ -50,6 +50,7 @@ static const quire_page tables[REQUESTS][REQUEST_PAGES] = {
 
 static uint64_t seed_of_run;
 static int32_t gpus;
+static bool small; /* QUIRE_TEST_SMALL: under a sanitizer, which is slow */
 
 /* How a run is made. */
 struct way {
@@ -479,7 +480,7 @@ static void step_of(struct run *run, const int32_t *ends) {
 
 /* Prefill in chunks that begin and end within pages, five decode steps over a page border, and the last commit. */
 static struct outcome run_way(struct way way) {
-  static const int32_t lengths[REQUESTS] = {446, 190};
+  const int32_t lengths[REQUESTS] = {small ? 190 : 446, small ? 70 : 190};
   static struct run run;
   open_run(&run, way);
   for (int32_t done = 0; done < lengths[0];) {
@@ -544,11 +545,11 @@ static void expect_same(const struct way *way, const struct outcome *a, const st
 /* Something was computed, and it is not poison. */
 static void expect_sense(const struct outcome *o) {
   int32_t lists = 0;
-  for (int32_t position = 0; position < 440; position++) {
+  for (int32_t position = 0; position < (small ? 180 : 440); position++) {
     size_t row = outcome_row(0, 1, position);
     lists += o->lists[row * TOPK + TOPK - 1] > TOPK;
   }
-  assert_true(lists > 300); /* rows behind the first 64 choose */
+  assert_true(lists > (small ? 80 : 300)); /* rows behind the first 64 choose */
 }
 
 static void all_ways(enum quire_kv_format format) {
@@ -557,10 +558,10 @@ static void all_ways(enum quire_kv_format format) {
   const struct way one = {"one rank", "peer", gpu, format, QUIRE_VIEW_LOCAL, QUIRE_STREAM_THREAD, 1, 200};
   const struct way ways[] = {
       {"one rank, chunks of 77", "peer", gpu, format, QUIRE_VIEW_LOCAL, QUIRE_STREAM_DEFERRED, 1, 77},
-      {"peer", "peer", gpu, format, QUIRE_VIEW_PEER, QUIRE_STREAM_THREAD, 2, 200},
       {"peer, deferred, chunks of 100", "peer", gpu, format, QUIRE_VIEW_PEER, QUIRE_STREAM_DEFERRED, 2, 100},
-      {"gather", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 200},
+      {"peer", "peer", gpu, format, QUIRE_VIEW_PEER, QUIRE_STREAM_THREAD, 2, 200},
       {"gather, deferred, chunks of 77", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_DEFERRED, 2, 77},
+      {"gather", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 200},
       {"gather, nccl", "nccl", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 150},
   };
   struct outcome want = run_way(one);
@@ -569,6 +570,9 @@ static void all_ways(enum quire_kv_format format) {
   expect_same_stored(&cpu, &want, &host);
   free_outcome(&host);
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+    if (small && i % 2 == 0) { /* leaves peer and gather, with delays, and NCCL */
+      continue;
+    }
     if (gpus < RANKS && strcmp(ways[i].collective, "nccl") == 0) {
       print_message("%s: left out, NCCL needs a GPU a rank\n", ways[i].name);
       continue;
@@ -587,6 +591,9 @@ static void fp8_rows_are_the_same_bytes(void **state) {
 
 static void bf16_rows_are_the_same_bytes(void **state) {
   (void)state;
+  if (small) {
+    skip();
+  }
   all_ways(QUIRE_KV_BF16);
 }
 
@@ -597,6 +604,7 @@ int main(void) {
   gpus = info.devices < GPUS_MAX ? info.devices : GPUS_MAX;
   seed_of_run = test_seed("test_view_gpu");
   setenv("NCCL_NVLS_ENABLE", "0", 1); /* no multicast */
+  small = getenv("QUIRE_TEST_SMALL") != NULL;
   alarm(140);
   print_message("ranks on %d GPU%s\n", gpus, gpus > 1 ? "s" : "");
   const struct CMUnitTest tests[] = {
