@@ -1,15 +1,16 @@
 /* Scores on tensor cores, streamed into lists of candidates.
  *
- * A block works on one piece of the line of units (select_parts.cuh). One warp group copies keys, four multiply:
+ * A block works on one piece of the line of units (select_parts.cuh). One warp group copies keys, three multiply:
  *
  *   keys of a stage   64 a key group          |  rows of a tile   ROWS a row group
- *   multiplying warp group = (row group, key group):  row groups x key groups = 4
+ *   multiplying warp group = (row group, key group):  row groups x key groups = 3
  *
  * A warp group multiplies its 64 keys with the heads of its rows (ROWS * HEADS <= 128 columns), takes relu and the
  * weighted sum over heads in registers, and offers the scores, one or two a lane, to the lists of its rows; a score is
- * compared with its row's threshold and rarely written. Lists lie in global memory (the second-level cache). Every
- * SELECT_EPOCH_KEYS positions the warp groups that share a row group meet; lists that are nearly full are cut to the k
- * best, whose last becomes the threshold: later positions are higher, so a newcomer must beat it strictly.
+ * compared with its row's threshold and rarely written. Lists lie in global memory (the second-level cache), counts of
+ * their scores in shared memory. Every SELECT_EPOCH_KEYS positions the warp groups that share a row group meet and raise
+ * thresholds as far as the counts allow. A list that is nearly full all the same (rising scores, very many equal ones) is
+ * cut to the k best, whose last becomes the threshold: later positions are higher, so a newcomer must beat it strictly.
  *
  * Rejected: keys by tensor maps (pages lie anywhere, in several devices), all scores of a row in memory (a quarter of
  * the work of 32 heads is then moving them), thresholds guessed from a sample (no bound on what a bad guess costs). */
@@ -20,18 +21,18 @@
 #include "kernels/cuda/select_parts.cuh"
 #include "kernels/cuda/select_products.cuh"
 
-#define MATH_GROUPS 4
+#define MATH_GROUPS 3
 #define MATH_WARPS (MATH_GROUPS * 4)
 #define COPY_THREADS 128
-#define MATH_REGISTERS 112
-#define COPY_REGISTERS 32 /* 4 * 112 + 32 = the 5 * 96 that a block of 20 warps starts with */
+#define MATH_REGISTERS 160 /* 3 * 160 + 32 = the 4 * 128 that a block of 16 warps starts with */
+#define COPY_REGISTERS 32
 #define THREADS (MATH_GROUPS * 128 + COPY_THREADS)
 #define SHARED_MAX (227 * 1024)
-#define STAGES_MAX 6
-#define STAGES_AHEAD 3
+#define STAGES_MAX 8
+#define AHEAD_MAX 3
 #define KEY_BYTES QUIRE_INDEX_DIM
 
-/* Barriers of threads: 1 + row group, then one a cutting group. */
+/* Barriers of threads: one a row group, one a cutting group. */
 #define BARRIER_ROWS 1
 #define BARRIER_CUT 5
 
@@ -47,13 +48,15 @@ template <int HEADS_, int ROWS_, int ROW_GROUPS_> struct shape {
   /* warp groups that cut a list together, and how many such groups a row group has */
   static constexpr int CUT_WIDTH = KEY_GROUPS > ROWS ? KEY_GROUPS / ROWS : 1;
   static constexpr int CUTTERS = KEY_GROUPS / CUT_WIDTH;
-  static constexpr int EPOCH = SELECT_EPOCH_KEYS / KEYS;
+  static constexpr int LINE = ROWS > 1 ? 4 : 1; /* units in a straight line of code */
+  static constexpr int EPOCH = SELECT_EPOCH_KEYS / KEYS / LINE * LINE;
   static constexpr int FIXED_BYTES =
-      TILE_ROWS * HEADS * KEY_BYTES + ROW_GROUPS * CUTTERS * (int)sizeof(struct topk_work) + 4096;
+      TILE_ROWS * (HEADS * KEY_BYTES + TOPK_BINS * 4) + ROW_GROUPS * CUTTERS * (int)sizeof(struct topk_work) + 4096;
   static constexpr int STAGE_BYTES = KEYS * (KEY_BYTES + 4);
   static constexpr int STAGES_FIT = (SHARED_MAX - FIXED_BYTES) / STAGE_BYTES;
   static constexpr int STAGES = STAGES_FIT < STAGES_MAX ? STAGES_FIT : STAGES_MAX;
-  static_assert(COLUMNS <= 128 && STAGES > STAGES_AHEAD, "a shape that fits");
+  static constexpr int AHEAD = STAGES - 1 < AHEAD_MAX ? STAGES - 1 : AHEAD_MAX; /* stages whose copies are under way */
+  static_assert(COLUMNS <= 128 && STAGES >= 3, "a shape that fits");
 };
 
 template <typename S> struct __align__(1024) block_memory {
@@ -63,7 +66,9 @@ template <typename S> struct __align__(1024) block_memory {
   float scales[S::STAGES][S::KEYS];
   struct topk_work work[S::ROW_GROUPS * S::CUTTERS];
   struct topk_segment segment[S::ROW_GROUPS * S::CUTTERS];
+  uint32_t bins[S::TILE_ROWS][TOPK_BINS]; /* of what is in the list */
   uint32_t counts[S::TILE_ROWS];
+  uint32_t looked[S::TILE_ROWS];  /* the count when its threshold was last looked at */
   float thresholds[S::TILE_ROWS]; /* NaN: none yet */
   uint64_t full[S::STAGES], empty[S::STAGES];
   uint64_t heads_empty;
@@ -178,32 +183,44 @@ QUIRE_DEVICE const uint8_t *whole_page(const struct select_args &args, const str
   return whole ? source.pages[position / 64] : NULL;
 }
 
-/* Keys and scales of the positions from `position` on. */
-template <typename S>
-QUIRE_DEVICE void copy_stage(const struct select_args &args, struct block_memory<S> *shared, const struct turn &turn,
-                             const struct quire_kv_source &source, int32_t position, int32_t limit) {
-  int thread = threadIdx.x % COPY_THREADS;
+/* The pages of a stage. The table is read a stage ahead, so that nobody waits for it. */
+template <typename S> struct stage_pages {
+  int32_t limit;
   const uint8_t *page[S::KEY_GROUPS];
-#pragma unroll
-  for (int block = 0; block < S::KEY_GROUPS; block++) { /* the table is read while the stage is still in use */
-    page[block] = whole_page(args, source, position + block * 64, limit);
-  }
-  hopper_barrier_wait(&shared->empty[turn.stage], turn.phase ^ 1);
-  uint32_t keys = hopper_shared(shared->keys[turn.stage]);
-  uint32_t scales = hopper_shared(shared->scales[turn.stage]);
+};
+
+template <typename S>
+QUIRE_DEVICE void pages_find(const struct select_args &args, const struct quire_kv_source &source, int32_t position,
+                             int32_t limit, struct stage_pages<S> *pages) {
+  pages->limit = limit;
 #pragma unroll
   for (int block = 0; block < S::KEY_GROUPS; block++) {
-    if (page[block] == NULL) {
-      copy_rows(args, source, keys, scales, position + block * 64, limit);
+    pages->page[block] = whole_page(args, source, position + block * 64, limit);
+  }
+}
+
+/* Keys and scales of the positions from `position` on. */
+template <typename S>
+QUIRE_DEVICE void copy_stage(const struct select_args &args, struct block_memory<S> *shared, int stage,
+                             const struct quire_kv_source &source, int32_t position,
+                             const struct stage_pages<S> &pages) {
+  int thread = threadIdx.x % COPY_THREADS;
+  uint32_t keys = hopper_shared(shared->keys[stage]);
+  uint32_t scales = hopper_shared(shared->scales[stage]);
+#pragma unroll
+  for (int block = 0; block < S::KEY_GROUPS; block++) {
+    const uint8_t *page = pages.page[block];
+    if (page == NULL) {
+      copy_rows(args, source, keys, scales, position + block * 64, pages.limit);
     } else {
-      const uint8_t *from = page[block] + args.key.offset + thread * 16;
+      const uint8_t *from = page + args.key.offset + thread * 16;
       uint32_t to = keys + swizzled(thread / 8, thread % 8);
 #pragma unroll
       for (int step = 0; step < 64 * KEY_BYTES; step += COPY_THREADS * 16) {
         hopper_copy16(to + step, from + step, true);
       }
       if (thread < 16) {
-        hopper_copy16(scales + thread * 16, page[block] + args.scale.offset + thread * 16, true);
+        hopper_copy16(scales + thread * 16, page + args.scale.offset + thread * 16, true);
       }
     }
     keys += 64 * KEY_BYTES;
@@ -219,7 +236,7 @@ template <typename S, int COUNT> QUIRE_DEVICE void stage_full(struct block_memor
   turn_next<S>(turn);
 }
 
-/* Every stage is a group of copies; heads go with the stage that follows them. A stage is handed over STAGES_AHEAD
+/* Every stage is a group of copies; heads go with the stage that follows them. A stage is handed over S::AHEAD
  * stages later, so that many are under way; all of a tile are before its heads may be overwritten. */
 template <typename S> QUIRE_DEVICE void copy_keys(const struct select_args &args, struct block_memory<S> *shared) {
   struct walk walk = walk_begin(args);
@@ -234,12 +251,17 @@ template <typename S> QUIRE_DEVICE void copy_keys(const struct select_args &args
     hopper_barrier_wait(&shared->heads_empty, heads_phase ^ 1);
     heads_phase ^= 1;
     copy_heads<S>(args, shared, item);
+    struct stage_pages<S> pages;
+    pages_find<S>(args, source, base + item.begin * S::KEYS, item.tile.limit, &pages);
     for (int32_t unit = item.begin; unit < item.end; unit++) {
-      copy_stage<S>(args, shared, turn, source, base + unit * S::KEYS, item.tile.limit);
+      int32_t position = base + unit * S::KEYS;
+      hopper_barrier_wait(&shared->empty[turn.stage], turn.phase ^ 1);
+      copy_stage<S>(args, shared, turn.stage, source, position, pages);
       hopper_copies_commit();
+      pages_find<S>(args, source, position + S::KEYS, item.tile.limit, &pages);
       turn_next<S>(&turn);
-      if (++ahead > STAGES_AHEAD) {
-        stage_full<S, STAGES_AHEAD>(shared, &handed);
+      if (++ahead > S::AHEAD) {
+        stage_full<S, S::AHEAD>(shared, &handed);
         ahead--;
       }
     }
@@ -258,35 +280,53 @@ QUIRE_DEVICE float relu(float x) {
   return y;
 }
 
-/* The weighted sums over heads of the lane's scores (arithmetic.md 13): a lane's heads in order, then the four lanes as
- * (0 + 1) + (2 + 3). With several rows, lane bit 0 keeps the odd rows and bit 1 the key 8 further; with one row, bit 0
- * keeps the key 8 further and lanes that differ in bit 1 hold the same. */
+/* The lane's part of the weights: four[r][i] are those of row r, heads 16 i + 2 (lane mod 4), + 1, + 8, + 9. */
+template <typename S> struct weights { float4 four[S::ROWS][S::HEADS / 16]; };
+
 template <typename S>
-QUIRE_DEVICE void scores_fold(const float (&products)[S::COLUMNS / 2], const float *weights,
-                              float (&scores_out)[S::SCORES]) {
-  int lane = threadIdx.x % 32;
-  float sum[S::ROWS][2];
+QUIRE_DEVICE void weights_load(const struct block_memory<S> *shared, int row_group, struct weights<S> *weights) {
 #pragma unroll
   for (int r = 0; r < S::ROWS; r++) {
-    sum[r][0] = 0.0f;
-    sum[r][1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < S::HEADS / 16; i++) {
+      const float *from = shared->weights + (row_group * S::ROWS + r) * S::HEADS + i * 16;
+      weights->four[r][i] = *(const float4 *)(from + threadIdx.x % 4 * 4);
+    }
+  }
+}
+
+/* Weighted sums over the lane's heads, of rows [FIRST, FIRST + rows in products) and the lane's two keys. */
+template <typename S, int FIRST, int PRODUCTS>
+QUIRE_DEVICE void products_fold(const float (&products)[PRODUCTS], const struct weights<S> &weights,
+                                float (&sum)[S::ROWS][2]) {
+#pragma unroll
+  for (int r = 0; r < PRODUCTS * 2 / S::HEADS; r++) {
+    sum[FIRST + r][0] = 0.0f;
+    sum[FIRST + r][1] = 0.0f;
 #pragma unroll
     for (int j = 0; j < S::HEADS / 8; j += 2) {
-      float4 four = *(const float4 *)(weights + r * S::HEADS + j * 8); /* of j and j + 1 */
+      float4 four = weights.four[FIRST + r][j / 2];
       const float w[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int i = 0; i < 8; i++) { /* i / 4: which j; i / 2 % 2: which e; i % 2: which key */
         float product = products[(r * S::HEADS / 8 + j + i / 4) * 4 + i % 2 * 2 + i / 2 % 2];
-        sum[r][i % 2] = __fmaf_rn(w[i / 2], relu(product), sum[r][i % 2]);
+        sum[FIRST + r][i % 2] = __fmaf_rn(w[i / 2], relu(product), sum[FIRST + r][i % 2]);
       }
     }
   }
-  bool odd = (lane & 1) != 0;
-  [[maybe_unused]] bool high = (lane & 2) != 0;
+}
+
+/* The lane's scores (arithmetic.md 13): the sums of four lanes as (0 + 1) + (2 + 3), times the key's scale. With several
+ * rows, lane bit 0 keeps the odd rows and bit 1 the key 8 further; with one row, bit 0 keeps the key 8 further and lanes
+ * that differ in bit 1 hold the same. */
+template <typename S>
+QUIRE_DEVICE void scores_fold(const float (&sum)[S::ROWS][2], float scale, float (&scores_out)[S::SCORES]) {
+  bool odd = (threadIdx.x & 1) != 0;
+  [[maybe_unused]] bool high = (threadIdx.x & 2) != 0;
   if constexpr (S::ROWS == 1) {
     float mine = odd ? sum[0][1] : sum[0][0];
     float pair = __fadd_rn(mine, __shfl_xor_sync(~0u, odd ? sum[0][0] : sum[0][1], 1));
-    scores_out[0] = __fadd_rn(pair, __shfl_xor_sync(~0u, pair, 2));
+    scores_out[0] = __fmul_rn(scale, __fadd_rn(pair, __shfl_xor_sync(~0u, pair, 2)));
   } else {
 #pragma unroll
     for (int o = 0; o < S::SCORES; o++) {
@@ -298,7 +338,7 @@ QUIRE_DEVICE void scores_fold(const float (&products)[S::COLUMNS / 2], const flo
         pair[half] = __fadd_rn(mine, __shfl_xor_sync(~0u, other, 1));
       }
       float mine = high ? pair[1] : pair[0];
-      scores_out[o] = __fadd_rn(mine, __shfl_xor_sync(~0u, high ? pair[0] : pair[1], 2));
+      scores_out[o] = __fmul_rn(scale, __fadd_rn(mine, __shfl_xor_sync(~0u, high ? pair[0] : pair[1], 2)));
     }
   }
 }
@@ -308,7 +348,6 @@ template <typename S> struct lane_state {
   int row_group, key_group;
   int key;                  /* its key of a stage */
   int tile_row;             /* of its first score; the next is two further */
-  uint32_t rivals;          /* lanes with scores of the same row */
   uint64_t *list;           /* of its first row */
   uint32_t span[S::SCORES]; /* positions its rows score, from first on */
   float threshold[S::SCORES];
@@ -324,7 +363,6 @@ template <typename S> QUIRE_DEVICE struct lane_state<S> lane_begin(const struct 
   int half = S::ROWS > 1 ? lane / 2 % 2 : lane % 2;
   state.key = state.key_group * 64 + warp * 16 + lane / 4 + half * 8;
   state.tile_row = state.row_group * S::ROWS + (S::ROWS > 1 ? lane % 2 : 0);
-  state.rivals = S::ROWS == 1 ? ~0u : lane % 2 != 0 ? 0xaaaaaaaau : 0x55555555u;
   state.list = args.lists + ((int64_t)blockIdx.x * S::TILE_ROWS + state.tile_row) * SELECT_LIST;
   return state;
 }
@@ -353,22 +391,11 @@ QUIRE_DEVICE void scores_offer(const struct select_args &args, struct block_memo
       }
       continue;
     }
-    bool enters = seen < state.span[o] && !(scores[o] <= state.threshold[o]);
-    uint32_t entrants = __ballot_sync(~0u, enters);
-    if (entrants == 0) {
-      continue;
-    }
-    entrants &= state.rivals;
-    int lane = threadIdx.x % 32;
-    int leader = entrants != 0 ? __ffs((int)entrants) - 1 : lane;
-    uint32_t base = 0;
-    if (lane == leader && entrants != 0) {
-      base = atomicAdd(&shared->counts[state.tile_row + 2 * o], (uint32_t)__popc(entrants));
-    }
-    base = __shfl_sync(~0u, base, leader);
-    if (enters) {
-      uint32_t at = base + (uint32_t)__popc(entrants & ((1u << lane) - 1));
-      state.list[2 * o * SELECT_LIST + at] = topk_candidate(quire_score_key(scores[o]), position);
+    if (seen < state.span[o] && !(scores[o] <= state.threshold[o])) {
+      uint32_t key = quire_score_key(scores[o]);
+      uint32_t at = atomicAdd(&shared->counts[state.tile_row + 2 * o], 1u);
+      atomicAdd(&shared->bins[state.tile_row + 2 * o][topk_bin(key)], 1u);
+      state.list[2 * o * SELECT_LIST + at] = topk_candidate(key, position);
     }
   }
 }
@@ -406,23 +433,58 @@ QUIRE_DEVICE float score_of(uint32_t key) {
   return quire_float_of((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
 }
 
-/* Cuts nearly full lists of the row group and renews the thresholds. */
+/* Cuts a list to the k best. */
 template <typename S>
-QUIRE_DEVICE void lists_cut(const struct select_args &args, struct block_memory<S> *shared,
-                            struct lane_state<S> *state) {
+QUIRE_DEVICE void list_cut(const struct select_args &args, struct block_memory<S> *shared,
+                           const struct topk_group &group, int tile_row) {
+  uint32_t *bins = shared->bins[tile_row];
+  struct topk_segments list = list_of<S>(args, shared, group, tile_row);
+  uint64_t pivot = topk_pivot_binned(group, list, args.topk, bins);
+  uint64_t *to = args.lists + ((int64_t)blockIdx.x * S::TILE_ROWS + tile_row) * SELECT_LIST;
+  int32_t kept = topk_keep(group, list.segment[0], pivot, to);
+  for (int i = group.thread; i < TOPK_BINS; i += group.threads) {
+    bins[i] = 0;
+  }
+  topk_sync(group);
+  for (int32_t i = group.thread; i < kept; i += group.threads) {
+    atomicAdd(&bins[topk_bin((uint32_t)(to[i] >> 32))], 1u);
+  }
+  if (group.thread == 0) {
+    shared->counts[tile_row] = (uint32_t)kept;
+    shared->looked[tile_row] = (uint32_t)kept;
+    shared->thresholds[tile_row] = score_of((uint32_t)(pivot >> 32));
+  }
+}
+
+/* Raises a row's threshold to just below the lowest score of the bin in which its k-th best lies. */
+template <typename S>
+QUIRE_DEVICE void threshold_raise(const struct select_args &args, struct block_memory<S> *shared,
+                                  const struct topk_group &group, int tile_row) {
+  topk_digit(group, shared->bins[tile_row], TOPK_BINS, (uint32_t)args.topk);
+  if (group.thread == 0) {
+    shared->looked[tile_row] = shared->counts[tile_row];
+    if (group.work->digit > 0) {
+      shared->thresholds[tile_row] = score_of(topk_bin_key(group.work->digit) - 1);
+    }
+  }
+}
+
+/* Looks after the lists of the row group and renews the lanes' thresholds. */
+template <typename S>
+QUIRE_DEVICE void lists_look(const struct select_args &args, struct block_memory<S> *shared,
+                             struct lane_state<S> *state) {
   struct topk_group group = cut_group<S>(shared, *state);
   int rows_barrier = BARRIER_ROWS + state->row_group;
   hopper_threads_sync(rows_barrier, 128 * S::KEY_GROUPS);
   for (int r = state->key_group / S::CUT_WIDTH; r < S::ROWS; r += S::CUTTERS) {
     int tile_row = state->row_group * S::ROWS + r;
-    if (shared->counts[tile_row] > SELECT_LIST - SELECT_EPOCH_KEYS) {
-      struct topk_segments list = list_of<S>(args, shared, group, tile_row);
-      uint64_t pivot = topk_pivot(group, list, args.topk);
-      int32_t kept = topk_keep(group, list.segment[0], pivot, (uint64_t *)list.segment[0].candidates);
-      if (group.thread == 0) {
-        shared->counts[tile_row] = (uint32_t)kept;
-        shared->thresholds[tile_row] = score_of((uint32_t)(pivot >> 32));
-      }
+    uint32_t count = shared->counts[tile_row];
+    uint32_t fresh = count - shared->looked[tile_row];
+    topk_sync(group);
+    if (count > SELECT_LIST - SELECT_EPOCH_KEYS) {
+      list_cut<S>(args, shared, group, tile_row);
+    } else if (count > (uint32_t)args.topk && fresh > (uint32_t)args.topk / 2) {
+      threshold_raise<S>(args, shared, group, tile_row);
     }
   }
   hopper_threads_sync(rows_barrier, 128 * S::KEY_GROUPS);
@@ -438,14 +500,21 @@ QUIRE_DEVICE void list_end(const struct select_args &args, struct block_memory<S
                            const struct topk_group &group, int tile_row) {
   int64_t row = item.tile.row + tile_row;
   struct topk_segments list = list_of<S>(args, shared, group, tile_row);
-  uint64_t pivot = list.segment[0].count > args.topk ? topk_pivot(group, list, args.topk) : 0;
+  const uint32_t *bins = shared->bins[tile_row];
+  bool cuts = list.segment[0].count > args.topk;
   if (item.begin == 0 && item.end == item.tile.units) {
-    topk_list(group, list, pivot, args.rows.limit[row], args.indices_out + row * args.topk);
+    int32_t *to = args.indices_out + row * args.topk;
+    if (cuts) {
+      topk_list_binned(group, list, args.topk, bins, args.rows.limit[row], to);
+    } else {
+      topk_list(group, list, 0, args.rows.limit[row], to);
+    }
     if (group.thread == 0) {
       args.counts_out[row] = args.topk;
     }
     return;
   }
+  uint64_t pivot = cuts ? topk_pivot_binned(group, list, args.topk, bins) : 0;
   int64_t slot = ((int64_t)blockIdx.x * 2 + (item.begin == 0 ? 1 : 0)) * S::TILE_ROWS + tile_row;
   int32_t kept = topk_keep(group, list.segment[0], pivot, args.slots + slot * args.topk);
   if (group.thread == 0) {
@@ -465,12 +534,98 @@ QUIRE_DEVICE void lists_end(const struct select_args &args, struct block_memory<
       list_end<S>(args, shared, item, group, tile_row);
     }
     topk_sync(group);
+    for (int i = group.thread; i < TOPK_BINS; i += group.threads) {
+      shared->bins[tile_row][i] = 0;
+    }
     if (group.thread == 0) {
       shared->counts[tile_row] = 0;
+      shared->looked[tile_row] = 0;
       shared->thresholds[tile_row] = quire_float_of(0x7fc00000u);
     }
   }
   hopper_threads_sync(rows_barrier, 128 * S::KEY_GROUPS);
+}
+
+/* A stage is read: one arrival a warp. */
+QUIRE_DEVICE void warp_arrives(uint64_t *barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    hopper_barrier_arrive(barrier);
+  }
+}
+
+/* Operands of a row group and key group: the heads of its first rows, the keys of stage 0. */
+struct operands {
+  uint32_t heads, keys;
+};
+
+template <typename S> QUIRE_DEVICE uint32_t keys_at(const struct operands &operands, int stage) {
+  return operands.keys + (uint32_t)(stage * (S::KEYS * KEY_BYTES >> 4));
+}
+
+/* Scores one unit of several rows. The products come in two halves of the rows: those of `low` are under way at the
+ * start, and while one half is folded the other is multiplied. MORE: a unit follows, whose first half is begun here. */
+template <typename S, bool MORE>
+QUIRE_DEVICE void unit_score(struct block_memory<S> *shared, const struct operands &operands,
+                             const struct weights<S> &weights, struct turn *turn, float (&low)[S::COLUMNS / 4],
+                             float (&sum)[S::ROWS][2]) {
+  float high[S::COLUMNS / 4];
+  int stage = turn->stage;
+  turn_next<S>(turn);
+  products_issue(high, keys_at<S>(operands, stage), operands.heads + (S::COLUMNS / 2 * KEY_BYTES >> 4));
+  products_wait<1>(low);
+  products_fold<S, 0>(low, weights, sum);
+  if (MORE) {
+    hopper_barrier_wait(&shared->full[turn->stage], turn->phase);
+    products_issue(low, keys_at<S>(operands, turn->stage), operands.heads);
+    products_wait<1>(high);
+  } else {
+    products_wait<0>(high);
+  }
+  warp_arrives(&shared->empty[stage]);
+  products_fold<S, S::ROWS / 2>(high, weights, sum);
+}
+
+/* What a multiplying thread works with between two looks at the lists. */
+template <typename S> struct bench {
+  struct operands operands;
+  struct weights<S> weights;
+  struct turn *turn;
+};
+
+/* UNITS units from the lane's `position` on, in one straight line: where products under way cross the end of a loop, or
+ * a branch in which scores are offered, the compiler waits for them. */
+template <typename S, bool DUMP, int UNITS>
+QUIRE_DEVICE void line_score(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
+                             const struct lane_state<S> &state, const struct bench<S> &bench, int32_t position) {
+  struct turn *turn = bench.turn;
+  float scores[UNITS][S::SCORES];
+  float products[S::ROWS > 1 ? S::COLUMNS / 4 : S::COLUMNS / 2];
+  hopper_barrier_wait(&shared->full[turn->stage], turn->phase);
+  products_issue(products, keys_at<S>(bench.operands, turn->stage), bench.operands.heads);
+#pragma unroll
+  for (int unit = 0; unit < UNITS; unit++) {
+    float sum[S::ROWS][2];
+    float scale = shared->scales[turn->stage][state.key];
+    if constexpr (S::ROWS > 1) {
+      if (unit + 1 < UNITS) {
+        unit_score<S, true>(shared, bench.operands, bench.weights, turn, products, sum);
+      } else {
+        unit_score<S, false>(shared, bench.operands, bench.weights, turn, products, sum);
+      }
+    } else {
+      static_assert(UNITS == 1, "one row: nothing to overlap");
+      products_wait<0>(products);
+      warp_arrives(&shared->empty[turn->stage]);
+      turn_next<S>(turn);
+      products_fold<S, 0>(products, bench.weights, sum);
+    }
+    scores_fold<S>(sum, scale, scores[unit]);
+  }
+#pragma unroll
+  for (int unit = 0; unit < UNITS; unit++) {
+    scores_offer<S, DUMP>(args, shared, item, state, scores[unit], position + unit * S::KEYS);
+  }
 }
 
 /* The units of the tile from `unit` on, as many as lie between two looks at the lists. */
@@ -479,26 +634,19 @@ QUIRE_DEVICE void units_score(const struct select_args &args, struct block_memor
                               const struct lane_state<S> &state, struct turn *turn, int32_t unit) {
   int32_t end = unit + S::EPOCH < item.end ? unit + S::EPOCH : item.end;
   int32_t position = select_base(args) + unit * S::KEYS + state.key;
-  const float *weights = shared->weights + state.row_group * S::COLUMNS + threadIdx.x % 4 * 4;
-  uint32_t heads = hopper_shared(shared->heads) + state.row_group * S::COLUMNS * KEY_BYTES;
+  struct bench<S> bench;
+  bench.turn = turn;
+  bench.operands.heads = hopper_operand_low(hopper_shared(shared->heads) + state.row_group * S::COLUMNS * KEY_BYTES);
+  bench.operands.keys = hopper_operand_low(hopper_shared(shared->keys[0]) + state.key_group * 64 * KEY_BYTES);
+  hopper_barrier_wait(&shared->full[turn->stage], turn->phase); /* the weights come with the tile's first keys */
+  weights_load<S>(shared, state.row_group, &bench.weights);
+#pragma unroll 1
+  for (; S::LINE > 1 && unit + S::LINE <= end; unit += S::LINE, position += S::LINE * S::KEYS) {
+    line_score<S, DUMP, S::LINE>(args, shared, item, state, bench, position);
+  }
 #pragma unroll 1
   for (; unit < end; unit++, position += S::KEYS) {
-    float products[S::COLUMNS / 2];
-    float scores[S::SCORES];
-    hopper_barrier_wait(&shared->full[turn->stage], turn->phase);
-    products_run(products, hopper_shared(shared->keys[turn->stage]) + state.key_group * 64 * KEY_BYTES, heads);
-    float scale = shared->scales[turn->stage][state.key];
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      hopper_barrier_arrive(&shared->empty[turn->stage]);
-    }
-    turn_next<S>(turn);
-    scores_fold<S>(products, weights, scores);
-#pragma unroll
-    for (int o = 0; o < S::SCORES; o++) {
-      scores[o] = __fmul_rn(scale, scores[o]);
-    }
-    scores_offer<S, DUMP>(args, shared, item, state, scores, position);
+    line_score<S, DUMP, 1>(args, shared, item, state, bench, position);
   }
 }
 
@@ -512,14 +660,11 @@ QUIRE_DEVICE void multiply(const struct select_args &args, struct block_memory<S
     lane_item<S>(args, item, &state);
     for (int32_t unit = item.begin; unit < item.end; unit += S::EPOCH) {
       if (!DUMP && unit > item.begin) {
-        lists_cut<S>(args, shared, &state);
+        lists_look<S>(args, shared, &state);
       }
       units_score<S, DUMP>(args, shared, item, state, &turn, unit);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      hopper_barrier_arrive(&shared->heads_empty);
-    }
+    warp_arrives(&shared->heads_empty);
     if (!DUMP) {
       lists_end<S>(args, shared, item, state);
     }
@@ -539,10 +684,16 @@ static __global__ void __launch_bounds__(THREADS, 1) score(const __grid_constant
     hopper_barrier_init_fence();
     for (int row = 0; row < S::TILE_ROWS; row++) {
       shared->counts[row] = 0;
+      shared->looked[row] = 0;
       shared->thresholds[row] = quire_float_of(0x7fc00000u);
     }
   }
+  for (int i = threadIdx.x; i < S::TILE_ROWS * TOPK_BINS; i += THREADS) {
+    shared->bins[i / TOPK_BINS][i % TOPK_BINS] = 0;
+  }
   __syncthreads();
+  hopper_launch_next();
+  hopper_launch_wait();
   if (threadIdx.x >= MATH_GROUPS * 128) {
     hopper_registers_down<COPY_REGISTERS>();
     copy_keys<S>(args, shared);
@@ -564,7 +715,9 @@ template <typename S> static enum quire_status launch(cudaStream_t stream, struc
     return QUIRE_ERR_RANK;
   }
   select_prepare(stream, args);
-  kernel<<<(uint32_t)pieces, THREADS, (size_t)bytes, stream>>>(*args);
+  cudaLaunchAttribute early = select_early();
+  cudaLaunchConfig_t config = {dim3((uint32_t)pieces), dim3(THREADS), (size_t)bytes, stream, &early, 1};
+  cudaLaunchKernelEx(&config, kernel, *args);
   if (!dump) {
     select_merge(stream, args, pieces);
   }
@@ -574,7 +727,7 @@ template <typename S> static enum quire_status launch(cudaStream_t stream, struc
 static int padded_heads(int32_t heads) { return heads <= 32 ? 32 : 64; }
 
 /* Rows of a tile at most. */
-static int tile_rows_max(int32_t heads) { return heads <= 32 ? 8 : 4; }
+static int tile_rows_max(int32_t heads) { return heads <= 32 ? 12 : 6; }
 
 static int64_t carve(int64_t *at, int64_t bytes) {
   int64_t begin = *at;
@@ -650,11 +803,11 @@ extern "C" enum quire_status quire_cuda_select(void *stream, const struct quire_
   scratch_carve(&args, op->scratch, op->rows.m, pieces);
   cudaStream_t to = (cudaStream_t)stream;
   if (args.heads_padded == 64) {
-    return select->source_rows > 2    ? launch<shape<64, 2, 2>>(to, &args, pieces)
+    return select->source_rows > 2    ? launch<shape<64, 2, 3>>(to, &args, pieces)
            : select->source_rows == 2 ? launch<shape<64, 2, 1>>(to, &args, pieces)
                                       : launch<shape<64, 1, 1>>(to, &args, pieces);
   }
-  return select->source_rows > 4   ? launch<shape<32, 4, 2>>(to, &args, pieces)
+  return select->source_rows > 4   ? launch<shape<32, 4, 3>>(to, &args, pieces)
          : select->source_rows > 2 ? launch<shape<32, 4, 1>>(to, &args, pieces)
          : select->source_rows > 1 ? launch<shape<32, 2, 1>>(to, &args, pieces)
                                    : launch<shape<32, 1, 1>>(to, &args, pieces);

@@ -5,6 +5,9 @@
  * below a pivot, which a radix search from the top digit finds. It stops at the digit where a whole bucket fits, so
  * positions are only looked at where equal scores straddle the border; then they cost two more digits, never a sort.
  *
+ * Who appends candidates may count their scores in bins as he goes. The bins tell, without a look at the list, below
+ * which score nothing can be among the k best any more, and leave the search one bin to look into.
+ *
  * A group of threads (whole warps, with a barrier of its own) works on candidates in one or more segments of global
  * memory, whose order means nothing. Lists come out ascending through a bitmap of positions, a window at a time.
  *
@@ -18,6 +21,12 @@
 #define TOPK_DIGIT_BITS 11
 #define TOPK_DIGITS (1 << TOPK_DIGIT_BITS)
 #define TOPK_WINDOW_WORDS 4096 /* of the bitmap: 131,072 positions */
+#define TOPK_CLOSE 512         /* candidates that are ranked by comparing each with each */
+
+/* Bins of scores, 16 an octave, from 2^-40 to 2^24; the first also holds all below, the last all above. */
+#define TOPK_BINS 1024
+#define TOPK_BIN_SHIFT 19
+#define TOPK_BIN_FIRST ((256 + 127 - 40) << 4)
 
 /* Scratch of a group in shared memory. The bitmap has a word of padding behind 32, against bank conflicts. */
 struct topk_work {
@@ -25,6 +34,8 @@ struct topk_work {
     uint32_t histogram[TOPK_DIGITS];
     uint32_t bitmap[TOPK_WINDOW_WORDS + TOPK_WINDOW_WORDS / 32];
   };
+  uint64_t close[TOPK_CLOSE];
+  uint64_t pivot;
   uint32_t warp_sum[32];
   uint32_t digit;
   uint32_t above;  /* candidates in higher digits */
@@ -58,6 +69,15 @@ QUIRE_DEVICE uint64_t topk_candidate(uint32_t key, int32_t position) {
 
 QUIRE_DEVICE int32_t topk_position(uint64_t candidate) { return (int32_t) ~(uint32_t)candidate; }
 
+/* Rises with the key. */
+QUIRE_DEVICE int topk_bin(uint32_t key) {
+  int bin = (int)(key >> TOPK_BIN_SHIFT) - TOPK_BIN_FIRST;
+  return bin < 0 ? 0 : bin < TOPK_BINS ? bin : TOPK_BINS - 1;
+}
+
+/* The lowest key of a bin. */
+QUIRE_DEVICE uint32_t topk_bin_key(uint32_t bin) { return bin == 0 ? 0 : (bin + TOPK_BIN_FIRST) << TOPK_BIN_SHIFT; }
+
 QUIRE_DEVICE uint32_t topk_warp_sum_below(uint32_t value, int lane) {
   uint32_t sum = value;
   for (int step = 1; step < 32; step *= 2) {
@@ -83,53 +103,55 @@ QUIRE_DEVICE uint32_t topk_sum_below(const struct topk_group &group, uint32_t va
   return below + __shfl_sync(~0u, warps_below, warp);
 }
 
-#define TOPK_BATCH 8
+#define TOPK_BATCH 16
 
-/* Counts the digit at `shift` of the candidates that begin with `prefix` (their bits from shift + bits up). */
-QUIRE_DEVICE void topk_count(const struct topk_group &group, const struct topk_segments &from, uint64_t prefix,
-                             int shift, int bits) {
-  uint32_t mask = (1u << bits) - 1;
-  for (int s = 0; s < from.count; s++) {
+/* Calls visit(candidate) for all candidates, a batch of loads at a time. The group's warps share the segments out. */
+template <typename VISIT>
+QUIRE_DEVICE void topk_each(const struct topk_group &group, const struct topk_segments &from, VISIT visit) {
+  int warps = group.threads / 32;
+  int width = from.count < warps ? warps / from.count : 1; /* warps that share a segment */
+  int team = group.thread / 32 / width;
+  int step = width * 32;
+  for (int s = team; s < from.count; s += warps / width) {
     const uint64_t *candidates = from.segment[s].candidates;
     int32_t count = from.segment[s].count;
-    for (int32_t i = group.thread; i < count; i += group.threads * TOPK_BATCH) {
+    for (int32_t i = group.thread - team * step; i < count; i += step * TOPK_BATCH) {
       uint64_t batch[TOPK_BATCH];
 #pragma unroll
       for (int j = 0; j < TOPK_BATCH; j++) {
-        int32_t at = i + j * group.threads;
-        batch[j] = at < count ? candidates[at] : 0;
+        batch[j] = i + j * step < count ? candidates[i + j * step] : 0; /* no candidate is 0: its key is not */
       }
 #pragma unroll
       for (int j = 0; j < TOPK_BATCH; j++) {
-        /* no candidate is 0: its key is not */
-        bool counts = batch[j] != 0 && (shift + bits == 64 || batch[j] >> (shift + bits) == prefix);
-        if (counts) {
-          atomicAdd(&group.work->histogram[(uint32_t)(batch[j] >> shift) & mask], 1u);
+        if (batch[j] != 0) {
+          visit(batch[j]);
         }
       }
     }
   }
 }
 
-/* The digit in which the left-th best candidate lies: work->digit, above, bucket. */
-QUIRE_DEVICE void topk_digit(const struct topk_group &group, uint32_t left) {
-  int each = TOPK_DIGITS / group.threads;
-  int top = TOPK_DIGITS - 1 - group.thread * each;
+/* The digit (or bin) in which the left-th best candidate lies: work->digit, above, bucket. A thread takes its share of
+ * the counts, from the top. */
+QUIRE_DEVICE void topk_digit(const struct topk_group &group, const uint32_t *counts, int digits, uint32_t left) {
+  int each = (digits + group.threads - 1) / group.threads;
+  int top = digits - 1 - group.thread * each;
+  int end = top - each > -1 ? top - each : -1;
   uint32_t sum = 0;
-  for (int i = 0; i < each; i++) {
-    sum += group.work->histogram[top - i];
+  for (int digit = top; digit > end; digit--) {
+    sum += counts[digit];
   }
   uint32_t total;
   uint32_t above = topk_sum_below(group, sum, &total);
   if (above < left && left <= above + sum) {
     int digit = top;
-    while (above + group.work->histogram[digit] < left) {
-      above += group.work->histogram[digit];
+    while (above + counts[digit] < left) {
+      above += counts[digit];
       digit--;
     }
     group.work->digit = (uint32_t)digit;
     group.work->above = above;
-    group.work->bucket = group.work->histogram[digit];
+    group.work->bucket = counts[digit];
   }
   topk_sync(group);
 }
@@ -147,9 +169,14 @@ QUIRE_DEVICE uint64_t topk_pivot(const struct topk_group &group, const struct to
       group.work->histogram[i] = 0;
     }
     topk_sync(group);
-    topk_count(group, from, prefix, shift, bits);
+    uint32_t *histogram = group.work->histogram;
+    topk_each(group, from, [=](uint64_t candidate) {
+      if (shift + bits == 64 || candidate >> (shift + bits) == prefix) {
+        atomicAdd(&histogram[(uint32_t)(candidate >> shift) & ((1u << bits) - 1)], 1u);
+      }
+    });
     topk_sync(group);
-    topk_digit(group, left);
+    topk_digit(group, histogram, TOPK_DIGITS, left);
     prefix = prefix << bits | group.work->digit;
     left -= group.work->above;
     bool whole = group.work->bucket == left;
@@ -159,6 +186,67 @@ QUIRE_DEVICE uint64_t topk_pivot(const struct topk_group &group, const struct to
     }
   }
   return prefix << shift;
+}
+
+/* The bin in which the k-th best lies, what it holds, and how many of that are among the k best. */
+struct topk_border {
+  int bin;
+  uint32_t bucket;
+  uint32_t left;
+};
+
+QUIRE_DEVICE struct topk_border topk_border_of(const struct topk_group &group, const uint32_t *bins, int32_t k) {
+  topk_digit(group, bins, TOPK_BINS, (uint32_t)k);
+  struct topk_border border;
+  border.bin = (int)group.work->digit;
+  border.bucket = group.work->bucket;
+  border.left = (uint32_t)k - group.work->above;
+  topk_sync(group);
+  return border;
+}
+
+/* Calls visit(candidate, number of better ones) for the `count` candidates in work->close, each against each. */
+template <typename VISIT> QUIRE_DEVICE void topk_rank(const struct topk_group &group, uint32_t count, VISIT visit) {
+  const uint64_t *close = group.work->close;
+  for (uint32_t i = (uint32_t)group.thread; i < count; i += (uint32_t)group.threads) {
+    uint64_t mine = close[i];
+    uint32_t better = 0;
+#pragma unroll 8
+    for (uint32_t j = 0; j < count; j++) {
+      better += close[j] > mine;
+    }
+    visit(mine, better);
+  }
+}
+
+/* As topk_pivot, of candidates whose scores are counted in bins: one look at the list, unless a bin holds too many. */
+QUIRE_DEVICE uint64_t topk_pivot_binned(const struct topk_group &group, const struct topk_segments &from, int32_t k,
+                                        const uint32_t *bins) {
+  struct topk_work *work = group.work;
+  struct topk_border border = topk_border_of(group, bins, k);
+  if (border.bucket == border.left) {
+    return (uint64_t)topk_bin_key((uint32_t)border.bin) << 32;
+  }
+  if (border.bucket > TOPK_CLOSE) {
+    return topk_pivot(group, from, k);
+  }
+  if (group.thread == 0) {
+    work->kept = 0;
+  }
+  topk_sync(group);
+  topk_each(group, from, [=](uint64_t candidate) {
+    if (topk_bin((uint32_t)(candidate >> 32)) == border.bin) {
+      work->close[atomicAdd(&work->kept, 1u)] = candidate;
+    }
+  });
+  topk_sync(group);
+  topk_rank(group, border.bucket, [=](uint64_t candidate, uint32_t better) {
+    if (better == border.left - 1) {
+      work->pivot = candidate;
+    }
+  });
+  topk_sync(group);
+  return work->pivot;
 }
 
 /* Copies the candidates >= pivot to `to`, which may be where the single segment `from` begins: a block is read by all
@@ -197,49 +285,93 @@ QUIRE_DEVICE int32_t topk_keep(const struct topk_group &group, const struct topk
   return kept;
 }
 
-/* Sets the bits of the positions in [window, window + words * 32) of the candidates >= pivot. */
-QUIRE_DEVICE void topk_mark(const struct topk_group &group, const struct topk_segments &from, uint64_t pivot,
-                            int32_t window, int32_t words) {
+QUIRE_DEVICE void topk_bit(uint32_t *bitmap, int32_t bit) {
+  atomicOr(&bitmap[bit / 32 + bit / 1024], 1u << (bit % 32));
+}
+
+QUIRE_DEVICE void topk_bits_clear(const struct topk_group &group, int32_t words) {
   for (int i = group.thread; i < words + words / 32; i += group.threads) {
     group.work->bitmap[i] = 0;
   }
-  topk_sync(group);
-  for (int s = 0; s < from.count; s++) {
-    for (int32_t i = group.thread; i < from.segment[s].count; i += group.threads) {
-      uint64_t candidate = from.segment[s].candidates[i];
-      int32_t bit = topk_position(candidate) - window;
-      if (candidate >= pivot && bit >= 0 && bit < words * 32) {
-        atomicOr(&group.work->bitmap[bit / 32 + bit / 1024], 1u << (bit % 32));
-      }
+}
+
+/* Writes the positions whose bits are set, the first bit being `window`; returns how many. */
+QUIRE_DEVICE uint32_t topk_bits_list(const struct topk_group &group, int32_t window, int32_t words,
+                                     int32_t *positions_out) {
+  int32_t each = (words + group.threads - 1) / group.threads;
+  int32_t begin = group.thread * each;
+  int32_t end = begin + each < words ? begin + each : words;
+  uint32_t count = 0;
+  for (int32_t i = begin; i < end; i++) {
+    count += __popc(group.work->bitmap[i + i / 32]);
+  }
+  uint32_t total;
+  uint32_t at = topk_sum_below(group, count, &total);
+  for (int32_t i = begin; i < end; i++) {
+    for (uint32_t word = group.work->bitmap[i + i / 32]; word != 0; word &= word - 1) {
+      positions_out[at++] = window + i * 32 + __ffs((int)word) - 1;
     }
   }
   topk_sync(group);
+  return total;
+}
+
+QUIRE_DEVICE int32_t topk_words(int32_t window, int32_t limit) {
+  int32_t words = (limit - window + 31) / 32;
+  return words < TOPK_WINDOW_WORDS ? words : TOPK_WINDOW_WORDS;
 }
 
 /* Writes the positions of the candidates >= pivot, all of which lie in [0, limit), ascending. */
 QUIRE_DEVICE void topk_list(const struct topk_group &group, const struct topk_segments &from, uint64_t pivot,
                             int32_t limit, int32_t *positions_out) {
+  uint32_t *bitmap = group.work->bitmap;
   for (int32_t window = 0; window < limit; window += TOPK_WINDOW_WORDS * 32) {
-    int32_t words = (limit - window + 31) / 32;
-    words = words < TOPK_WINDOW_WORDS ? words : TOPK_WINDOW_WORDS;
-    int32_t each = (words + group.threads - 1) / group.threads;
-    int32_t begin = group.thread * each;
-    int32_t end = begin + each < words ? begin + each : words;
-    topk_mark(group, from, pivot, window, words);
-    uint32_t count = 0;
-    for (int32_t i = begin; i < end; i++) {
-      count += __popc(group.work->bitmap[i + i / 32]);
-    }
-    uint32_t total;
-    uint32_t at = topk_sum_below(group, count, &total);
-    for (int32_t i = begin; i < end; i++) {
-      for (uint32_t word = group.work->bitmap[i + i / 32]; word != 0; word &= word - 1) {
-        positions_out[at++] = window + i * 32 + __ffs((int)word) - 1;
-      }
-    }
-    positions_out += total;
+    int32_t words = topk_words(window, limit);
+    topk_bits_clear(group, words);
     topk_sync(group);
+    topk_each(group, from, [=](uint64_t candidate) {
+      int32_t bit = topk_position(candidate) - window;
+      if (candidate >= pivot && bit >= 0 && bit < words * 32) {
+        topk_bit(bitmap, bit);
+      }
+    });
+    topk_sync(group);
+    positions_out += topk_bits_list(group, window, words, positions_out);
   }
+}
+
+/* The k best of more than k candidates whose scores are counted in bins, ascending. One look at the list where the
+ * bitmap holds all positions and the border's bin is small. */
+QUIRE_DEVICE void topk_list_binned(const struct topk_group &group, const struct topk_segments &from, int32_t k,
+                                   const uint32_t *bins, int32_t limit, int32_t *positions_out) {
+  struct topk_work *work = group.work;
+  struct topk_border border = topk_border_of(group, bins, k);
+  int32_t words = topk_words(0, limit);
+  if (border.bucket > TOPK_CLOSE || words * 32 < limit) {
+    topk_list(group, from, topk_pivot_binned(group, from, k, bins), limit, positions_out);
+    return;
+  }
+  topk_bits_clear(group, words);
+  if (group.thread == 0) {
+    work->kept = 0;
+  }
+  topk_sync(group);
+  topk_each(group, from, [=](uint64_t candidate) {
+    int bin = topk_bin((uint32_t)(candidate >> 32));
+    if (bin > border.bin) {
+      topk_bit(work->bitmap, topk_position(candidate));
+    } else if (bin == border.bin) {
+      work->close[atomicAdd(&work->kept, 1u)] = candidate;
+    }
+  });
+  topk_sync(group);
+  topk_rank(group, border.bucket, [=](uint64_t candidate, uint32_t better) {
+    if (better < border.left) {
+      topk_bit(work->bitmap, topk_position(candidate));
+    }
+  });
+  topk_sync(group);
+  topk_bits_list(group, 0, words, positions_out);
 }
 
 #endif

@@ -78,6 +78,14 @@ template <int COUNT> QUIRE_DEVICE void hopper_copies_wait(void) {
   asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 }
 
+/* --- launches that overlap --- */
+
+/* The next launch of the stream may begin, where it was made to (programmatic stream serialization). */
+QUIRE_DEVICE void hopper_launch_next(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+/* Until the launch before this one has ended and its memory is visible. */
+QUIRE_DEVICE void hopper_launch_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /* --- registers of a warp group's role --- */
 
 template <int COUNT> QUIRE_DEVICE void hopper_registers_up(void) {
@@ -91,9 +99,13 @@ template <int COUNT> QUIRE_DEVICE void hopper_registers_down(void) {
 /* --- warp-group products --- */
 
 /* Operand of 8-row groups of 128-byte rows in shared memory, 16-byte chunk c of row r at chunk c ^ (r mod 8), 1,024-byte
- * aligned; k runs along the row, and a step of 32 bytes along it adds 32 to the address. */
+ * aligned; k runs along the row. A step of 32 bytes along k adds 2 to the lower half; the upper is always the same. */
+#define HOPPER_OPERAND_HIGH (1024 >> 4 | 1 << 30)
+
+QUIRE_DEVICE uint32_t hopper_operand_low(uint32_t shared) { return (shared & 0x3ffffu) >> 4 | 1u << 16; }
+
 QUIRE_DEVICE uint64_t hopper_operand(uint32_t shared) {
-  return (uint64_t)((shared & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+  return (uint64_t)hopper_operand_low(shared) | (uint64_t)HOPPER_OPERAND_HIGH << 32;
 }
 
 QUIRE_DEVICE void hopper_products_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

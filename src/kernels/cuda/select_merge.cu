@@ -46,6 +46,7 @@ static __global__ void __launch_bounds__(THREADS) merge(const struct select_args
   struct select_tile tile;
   int piece = (int)blockIdx.x + 1;
   int tile_row = (int)blockIdx.y;
+  hopper_launch_wait();
   if (!tile_cut(args, piece, (int)gridDim.x + 1, &tile) || tile_row >= tile.rows ||
       select_span(args, tile.row + tile_row) == 0) {
     return;
@@ -71,6 +72,9 @@ static __global__ void __launch_bounds__(THREADS) merge(const struct select_args
 void select_merge(cudaStream_t stream, const struct select_args *args, int pieces) {
   QUIRE_ASSERT(pieces <= PIECES_MAX);
   if (pieces > 1) {
-    merge<<<dim3((uint32_t)pieces - 1, (uint32_t)args->tile_rows), THREADS, 0, stream>>>(*args);
+    cudaLaunchAttribute early = select_early();
+    cudaLaunchConfig_t config = {
+        dim3((uint32_t)pieces - 1, (uint32_t)args->tile_rows), dim3(THREADS), 0, stream, &early, 1};
+    cudaLaunchKernelEx(&config, merge, *args);
   }
 }

@@ -17,8 +17,7 @@
 #include "kernels/cuda/cuda_select.h"
 
 #define SELECT_LIST 16384      /* candidates of a row at work */
-#define SELECT_EPOCH_KEYS 1024 /* positions between looks at the lists; none can grow by more */
-#define SELECT_TILE_ROWS_MAX 8
+#define SELECT_EPOCH_KEYS 2048 /* positions between looks at the lists; none can grow by more */
 
 struct select_plan {
   int64_t units;
@@ -83,6 +82,14 @@ static inline __device__ int32_t select_span(const struct select_args &args, int
 }
 
 static inline __device__ int32_t select_base(const struct select_args &args) { return args.rows.first / 64 * 64; }
+
+/* Lets a launch begin before the one in front of it ends; what it reads of that stands behind hopper_launch_wait. */
+static inline cudaLaunchAttribute select_early(void) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
 
 /* select_prepare.cu: quantises q, lists rows that take all, and writes the plan. */
 void select_prepare(cudaStream_t stream, const struct select_args *args);

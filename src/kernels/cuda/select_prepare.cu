@@ -137,6 +137,7 @@ QUIRE_DEVICE void quantise_row(const struct select_args &args, int32_t row) {
 }
 
 static __global__ void __launch_bounds__(THREADS) prepare(const struct select_args args) {
+  hopper_launch_next();
   if (blockIdx.x == 0) {
     plan_tiles(args);
     return;
