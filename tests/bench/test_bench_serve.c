@@ -1,7 +1,8 @@
 // ctest: timeout=180 labels=quick
 /* The load client against a scripted server (sse_server.py): every way an answer can end is told apart, what is counted
- * is what was sent, and the files are there. */
+ * is what was sent, and the files are there. And against quire's own server. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -233,6 +234,66 @@ static void test_what_is_sent(void **state) {
   assert_true(strstr(page, "<svg") && strstr(page, "a \\&quot;model\\&quot;") && !strstr(page, "<script"));
 }
 
+/* quire's server on a free port; its output stays open, so that it never writes to a reader that is gone. */
+static pid_t start_quire(FILE **says_out, int *port_out) {
+  int out[2];
+  char line[512];
+  assert_int_equal(pipe(out), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(out[1], STDOUT_FILENO);
+    close(out[0]);
+    execl(QUIRE_BINARY_DIR "/bin/quire", "quire", "serve", "--model", QUIRE_SOURCE_DIR "/models/quire-mini", "--port",
+          "0", "--ctx-tokens", "512", "--max-running", "8", (char *)NULL);
+    _exit(127);
+  }
+  close(out[1]);
+  *says_out = fdopen(out[0], "r");
+  assert_non_null(*says_out);
+  *port_out = 0;
+  while (*port_out == 0 && fgets(line, sizeof line, *says_out)) {
+    const char *at = strstr(line, "http://127.0.0.1:");
+    *port_out = at ? atoi(at + strlen("http://127.0.0.1:")) : 0;
+  }
+  assert_true(*port_out > 0);
+  return child;
+}
+
+static void test_quire_serve(void **state) {
+  (void)state;
+  static const char *const endpoints[] = {"completions", "generate", "chat"};
+  const int scripted = port;
+  FILE *says = NULL;
+  int status = 0;
+  const pid_t child = start_quire(&says, &port);
+  for (int i = 0; i < 3; i++) {
+    char options[256];
+    snprintf(options, sizeof options,
+             "-n 12 --concurrency 6 --input-tokens 10 --output-tokens 5 --prefixes 1 --prefix-tokens 140 --strict "
+             "--endpoint %s",
+             endpoints[i]);
+    if (bench("", options) != 0) {
+      fail_msg("%s: %s", endpoints[i], output);
+    }
+    expect("outcome_ok", 0, 12);
+    expect("output_tokens", 0, 12 * 5);
+    if (i < 2) {
+      expect("input_tokens", 0, 12 * 150);
+    }
+    assert_true(figure("cached_tokens", 0) > 0 && figure("cached_tokens", 0) < figure("input_tokens", 0));
+  }
+  assert_int_equal(bench("", "-n 30 --concurrency 10 --disconnect 0.5 --input-tokens 20 --output-tokens 6 --strict"),
+                   0);
+  assert_true(figure("outcome_cut", 0) > 5);
+  assert_int_equal(bench("", "-n 5 --warmup 0 --endpoint completions --input-tokens 600"), 0);
+  expect("outcome_http_4xx", 0, 5); /* longer than a request may be */
+  port = scripted;
+  assert_int_equal(kill(child, SIGTERM), 0);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  fclose(says);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 static void test_refusals(void **state) {
   (void)state;
   char command[512];
@@ -307,7 +368,8 @@ static int teardown(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_good_answers), cmocka_unit_test(test_bad_answers),  cmocka_unit_test(test_arrivals),
-      cmocka_unit_test(test_disconnects),  cmocka_unit_test(test_what_is_sent), cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_disconnects),  cmocka_unit_test(test_what_is_sent), cmocka_unit_test(test_quire_serve),
+      cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
