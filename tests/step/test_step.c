@@ -40,11 +40,46 @@ static struct exact_cell worker(int32_t ranks, enum quire_view_mode view) {
   return cell;
 }
 
+static const struct quire_bias bias[] = {{9, 2.0f}, {10, -4.0f}, {9, 1.0f}};
+
+/* What the slots ask of sampling: nothing alike. */
+static const struct quire_sampling samplings[EXACT_SLOTS] = {
+    {.temperature = 0.8f, .top_p = 1, .repetition_penalty = 1.3f, .seed = 3, .logprobs = true},
+    {.temperature = 1.1f, .top_p = 0.9f, .min_p = 0.01f, .bias = bias, .bias_count = 3, .seed = 4, .top_logprobs = 7},
+    {.frequency_penalty = 0.7f, .presence_penalty = -0.3f, .bias = bias, .bias_count = 1, .top_logprobs = 2},
+};
+
 static void open_step(struct exact_step *step, const struct quire_env *env, const struct exact_cell *cell) {
   exact_step_open(step, env, cell);
   for (int i = 0; i < EXACT_SLOTS; i++) {
     step->slot[i].tokens = prompts[i];
+    step->slot[i].sampling = samplings[i];
+    step->slot[i].prompt_end = 40 + 50 * i;
   }
+}
+
+/* What a step says of an entry: the token, its log-probability, the likeliest. */
+struct said {
+  struct quire_step_result result;
+  struct quire_top top[QUIRE_TOP_LOGPROBS_MAX];
+};
+
+static struct said said_of(const struct exact_step *step, struct quire_step_ack *ack, int32_t e) {
+  const struct quire_step_limits *limits = &step->config.limits;
+  const struct quire_step_sampling *record =
+      quire_step_entry_sampling(step->plan, limits, quire_step_plan_entries(step->plan) + e);
+  struct said said = {.result = quire_step_ack_results(ack)[e]};
+  assert_non_null(record);
+  memcpy(said.top, quire_step_ack_tops(ack, limits) + record->top_first,
+         (size_t)record->top_count * sizeof said.top[0]);
+  assert_int_equal(said.result.nonfinite, 0);
+  assert_in_range(said.result.token, 0, step->config.model->vocab - 1);
+  assert_true(record->top_count == 0 || said.top[record->top_count - 1].token >= 0);
+  return said;
+}
+
+static struct said one_said(struct exact_step *step, struct quire_step_entry entry) {
+  return said_of(step, exact_step_one(step, &entry), 0);
 }
 
 static void expect_rows_equal(const struct exact_step *a, const struct exact_step *b, int32_t slot, int32_t end) {
@@ -85,7 +120,8 @@ static void a_plan_of_many_equals_plans_of_one(int32_t ranks, enum quire_view_mo
   open_step(&single, quire_env_default(), &one);
   for (int m = 0; m < MOVES; m++) {
     exact_step_begin(&mixed);
-    int32_t tokens[EXACT_SLOTS], entries = 0;
+    struct said said[EXACT_SLOTS];
+    int32_t entries = 0;
     for (int32_t s = 0; s < EXACT_SLOTS; s++) {
       const struct move *move = &moves[m][s];
       if (move->prefill == 0 && !move->decode) {
@@ -93,7 +129,7 @@ static void a_plan_of_many_equals_plans_of_one(int32_t ranks, enum quire_view_mo
       }
       struct quire_step_entry entry = move->decode ? exact_step_decode(&single, s, 1, QUIRE_ENTRY_SAMPLE)
                                                    : exact_step_prefill(&single, s, move->prefill, QUIRE_ENTRY_SAMPLE);
-      tokens[entries++] = quire_step_ack_results(exact_step_one(&single, &entry))[0].token;
+      said[entries++] = one_said(&single, entry);
       entry = move->decode ? exact_step_decode(&mixed, s, 1, QUIRE_ENTRY_SAMPLE)
                            : exact_step_prefill(&mixed, s, move->prefill, QUIRE_ENTRY_SAMPLE);
       exact_step_add(&mixed, &entry);
@@ -101,8 +137,8 @@ static void a_plan_of_many_equals_plans_of_one(int32_t ranks, enum quire_view_mo
     struct quire_step_ack *ack = exact_step_run(&mixed);
     assert_int_equal(ack->status, QUIRE_OK);
     for (int32_t e = 0; e < entries; e++) {
-      assert_int_equal(quire_step_ack_results(ack)[e].token, tokens[e]);
-      assert_int_equal(quire_step_ack_results(ack)[e].nonfinite, 0);
+      struct said got = said_of(&mixed, ack, e);
+      assert_memory_equal(&got, &said[e], sizeof got);
     }
   }
   for (int32_t s = 0; s < EXACT_SLOTS; s++) {
@@ -131,6 +167,92 @@ static void many_by_gather(void **unused) {
 static void many_replicated(void **unused) {
   (void)unused;
   a_plan_of_many_equals_plans_of_one(2, QUIRE_VIEW_LOCAL, QUIRE_SPLIT_ZIGZAG, "threads");
+}
+
+/* Two tokens far above all others, X by less than what penalties take for one occurrence: X is drawn until the list holds
+ * it, then Y. So each of these draws tells whether exactly the right tokens were counted. */
+enum { TOKEN_X = 5, TOKEN_Y = 7, PROMPT_END = 40, X_AT = 101 };
+
+static const struct quire_sampling decisive[EXACT_SLOTS] = {
+    {.frequency_penalty = 2,
+     .presence_penalty = 2,
+     .bias = (struct quire_bias[]){{TOKEN_X, 100}, {TOKEN_Y, 98}},
+     .bias_count = 2},
+    {.presence_penalty = 2,
+     .frequency_penalty = 2,
+     .temperature = 0.01f,
+     .top_p = 1,
+     .seed = 5,
+     .top_logprobs = 5,
+     .bias = (struct quire_bias[]){{TOKEN_Y, 98}, {TOKEN_X, 100}},
+     .bias_count = 2},
+    {.repetition_penalty = 1.001f, /* so that the prompt is in the list, too */
+     .frequency_penalty = 2,
+     .presence_penalty = 2,
+     .bias = (struct quire_bias[]){{TOKEN_X, 100}, {TOKEN_Y, 98}},
+     .bias_count = 2,
+     .temperature = 0.02f,
+     .top_p = 0.9f,
+     .seed = 6,
+     .top_logprobs = 20,
+     .logprobs = true},
+};
+
+/* Runs the draws behind positions 100 and 101 four ways: row by row; with the row of 101 as a draft; all in one prefill;
+ * each but the first after the request was given up and began again. */
+static void draws_of(struct exact_step *step, int32_t s, struct said by_row[2]) {
+  struct quire_step_entry entry = exact_step_prefill(step, s, 100, 0);
+  exact_step_one(step, &entry);
+  by_row[0] = one_said(step, exact_step_decode(step, s, 1, QUIRE_ENTRY_SAMPLE));
+  by_row[1] = one_said(step, exact_step_decode(step, s, 1, QUIRE_ENTRY_SAMPLE));
+  exact_step_restart(step, s);
+  entry = exact_step_prefill(step, s, 60, 0);
+  exact_step_one(step, &entry);
+  entry = exact_step_prefill(step, s, 40, 0);
+  exact_step_one(step, &entry);
+  struct said drafted = one_said(step, exact_step_decode(step, s, 2, QUIRE_ENTRY_SAMPLE));
+  assert_int_equal(step->slot[s].listed, X_AT); /* the draft is not in the list */
+  assert_memory_equal(&by_row[1], &drafted, sizeof drafted);
+  exact_step_restart(step, s);
+  struct said again = one_said(step, exact_step_prefill(step, s, X_AT, QUIRE_ENTRY_SAMPLE));
+  assert_memory_equal(&by_row[0], &again, sizeof again);
+  exact_step_restart(step, s);
+  again = one_said(step, exact_step_prefill(step, s, X_AT + 1, QUIRE_ENTRY_SAMPLE));
+  assert_memory_equal(&by_row[1], &again, sizeof again);
+}
+
+static void a_draw_has_no_history(void **unused) {
+  (void)unused;
+  static const struct {
+    int32_t ranks;
+    enum quire_view_mode view;
+    const char *executor;
+  } rows[] = {{1, QUIRE_VIEW_LOCAL, "threads"}, {3, QUIRE_VIEW_PEER, "threads"}, {2, QUIRE_VIEW_GATHER, "proc"}};
+  static struct said wanted[EXACT_SLOTS][2], got[2];
+  static int32_t tokens[512];
+  for (int32_t i = 0; i < 512; i++) {
+    tokens[i] = prompts[0][i] == TOKEN_X || prompts[0][i] == TOKEN_Y ? 9 : prompts[0][i];
+  }
+  tokens[X_AT] = TOKEN_X;
+  tokens[PROMPT_END - 1] = TOKEN_X; /* in the prompt it counts for nobody but the repetition penalty */
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    struct exact_cell cell = worker(rows[i].ranks, rows[i].view);
+    cell.executor = rows[i].executor;
+    struct exact_step step;
+    open_step(&step, quire_env_default(), &cell);
+    for (int32_t s = 0; s < EXACT_SLOTS; s++) {
+      step.slot[s].sampling = decisive[s];
+      step.slot[s].prompt_end = PROMPT_END;
+      step.slot[s].tokens = tokens;
+      draws_of(&step, s, got);
+      assert_true(got[0].result.token == TOKEN_X && got[1].result.token == TOKEN_Y);
+      if (i == 0) {
+        memcpy(wanted[s], got, sizeof got);
+      }
+      assert_memory_equal(got, wanted[s], sizeof got);
+    }
+    exact_step_close(&step);
+  }
 }
 
 /* One token on eight ranks: seven have no rows, in prefill, in decode and in a step that only commits. */
@@ -278,6 +400,7 @@ int main(void) {
       cmocka_unit_test(many_by_gather),
       cmocka_unit_test(many_in_processes),
       cmocka_unit_test(many_replicated),
+      cmocka_unit_test(a_draw_has_no_history),
       cmocka_unit_test(empty_ranks_take_part),
       cmocka_unit_test(one_failing_rank_ends_the_step),
       cmocka_unit_test(failure_with_copies_in_flight),

@@ -30,7 +30,12 @@ void exact_step_open(struct exact_step *step, const struct quire_env *env, const
       .model = engine.model,
       .weights = engine.weights,
       .options = engine.options,
-      .limits = {.entries_max = EXACT_SLOTS, .tokens_max = TOKENS_MAX, .pages_max = EXACT_SLOTS * EXACT_SLOT_PAGES},
+      .limits = {.entries_max = EXACT_SLOTS,
+                 .tokens_max = TOKENS_MAX,
+                 .pages_max = EXACT_SLOTS * EXACT_SLOT_PAGES,
+                 .lists_max = EXACT_SLOTS * TOKENS_MAX,
+                 .biases_max = EXACT_SLOTS * QUIRE_BIAS_MAX,
+                 .tops_max = TOKENS_MAX * QUIRE_TOP_LOGPROBS_MAX},
       .requests_max = EXACT_SLOTS,
       .request_pages_max = EXACT_SLOT_PAGES,
       .rows_max = quire_split_count_max(&longest) + 2 * EXACT_SLOTS,
@@ -50,6 +55,7 @@ void exact_step_open(struct exact_step *step, const struct quire_env *env, const
   for (int32_t s = 0; s < EXACT_SLOTS; s++) {
     step->slot[s].tokens = cell->tokens;
     step->slot[s].carry_rank = -1;
+    step->slot[s].listed = -1;
     for (int32_t p = 0; p < EXACT_SLOT_PAGES; p++) {
       step->slot[s].table[p].v = (s * EXACT_SLOT_PAGES + p + 1) * POOL_STRIDE % POOL_PAGES;
     }
@@ -60,6 +66,12 @@ void exact_step_close(struct exact_step *step) {
   quire_step_destroy(step->executor);
   free(step->plan);
   memset(step, 0, sizeof *step);
+}
+
+void exact_step_restart(struct exact_step *step, int32_t slot) {
+  struct exact_slot *s = &step->slot[slot];
+  s->computed = s->paged = s->announced = 0;
+  s->carry_rank = s->listed = -1;
 }
 
 void exact_step_begin(struct exact_step *step) {
@@ -110,13 +122,14 @@ struct quire_step_entry exact_step_decode(const struct exact_step *step, int32_t
 }
 
 void exact_step_add(struct exact_step *step, const struct quire_step_entry *entry) {
-  static const struct quire_sampling greedy;
-  const struct exact_slot *s = &step->slot[entry->request];
-  struct quire_step_draw draw = {.sampling = &greedy, .tokens = s->tokens, .listed = -1};
+  struct exact_slot *s = &step->slot[entry->request];
+  struct quire_step_draw draw = {
+      .sampling = &s->sampling, .tokens = s->tokens, .prompt_end = s->prompt_end, .listed = s->listed};
   const quire_page *pages = s->table + entry->append_begin;
   assert_true(entry->end > entry->begin
                   ? quire_step_plan_add_drawn(step->plan, &step->config.limits, entry, pages, &draw)
                   : quire_step_plan_add(step->plan, &step->config.limits, entry, NULL, pages));
+  s->listed = draw.listed;
 }
 
 struct quire_step_ack *exact_step_run(struct exact_step *step) {

@@ -15,6 +15,9 @@ struct exact_slot {
   const int32_t *tokens;
   int32_t computed, paged, announced;
   int32_t carry_rank;
+  struct quire_sampling sampling; /* greedy until the test says otherwise */
+  int32_t prompt_end;             /* tokens before count as prompt */
+  int32_t listed;                 /* position up to which the ranks have the slot's token list, or -1 */
   quire_page table[EXACT_SLOT_PAGES];
 };
 
@@ -32,13 +35,16 @@ struct exact_step {
 void exact_step_open(struct exact_step *step, const struct quire_env *env, const struct exact_cell *cell);
 void exact_step_close(struct exact_step *step);
 
+/* The slot's request begins again from nothing, as after a preemption, in the same pages. */
+void exact_step_restart(struct exact_step *step, int32_t slot);
+
 /* Begins an empty plan of the next epoch. */
 void exact_step_begin(struct exact_step *step);
 /* The next `count` positions of a slot: split over all ranks, or one decode row at the slot's home. What is computed
- * and not in pages is committed. flags as of the entry; greedy. */
+ * and not in pages is committed. flags as of the entry. */
 struct quire_step_entry exact_step_prefill(const struct exact_step *step, int32_t slot, int32_t count, int32_t flags);
 struct quire_step_entry exact_step_decode(const struct exact_step *step, int32_t slot, int32_t count, int32_t flags);
-/* Adds an entry to the plan, with the slot's tokens and not yet announced pages. */
+/* Adds an entry to the plan, with the slot's tokens, sampling and not yet announced pages. */
 void exact_step_add(struct exact_step *step, const struct quire_step_entry *entry);
 /* Posts the plan and waits; on QUIRE_OK the slots are where the entries said. */
 struct quire_step_ack *exact_step_run(struct exact_step *step);
