@@ -302,22 +302,39 @@ static void block_compute(const struct plan *p, struct quire_gemm_part part) {
   }
 }
 
-/* Whether 16 columns of the only row were computed without a stage. */
-static bool row_compute(const struct plan *p, int64_t row, int64_t column) {
+/* Whether 16 columns of a few rows were computed without a stage. */
+static bool rows_compute(const struct plan *p, int64_t row, int32_t rows, int64_t column) {
   const struct quire_gemm *g = p->gemm;
   struct quire_gemm_row r = {
       .x = element(g->x, g->x_dtype, row * g->x_ld),
       .w = element(g->w.data, g->w.dtype, column * g->w.ld),
+      .x_ld = g->x_ld,
       .w_ld = g->w.ld,
-      .scale = g->w.scale + column / QUIRE_FP8_BLOCK * g->w.scale_ld,
       .out = p->stage->out,
       .k = g->w.k,
+      .rows = rows,
   };
-  if (!p->isa->row_fp8(&r)) {
+  if (g->w.dtype == QUIRE_DTYPE_FP8) {
+    r.scale = g->w.scale + column / QUIRE_FP8_BLOCK * g->w.scale_ld;
+  }
+  if (!p->isa->row(&r)) {
     return false;
   }
-  rows_write(p, row, column, 1, QUIRE_GEMM_COLUMNS);
+  rows_write(p, row, column, rows, QUIRE_GEMM_COLUMNS);
   return true;
+}
+
+/* Few rows by whole n-tiles that need no stage, as many as there are; returns the columns that are left. */
+static int64_t few_compute(const struct plan *p, struct quire_gemm_part part) {
+  int64_t rows = part.row_end - part.row_begin;
+  int64_t rows_max = p->gemm->w.dtype == QUIRE_DTYPE_FP8 ? 1 : ROW_GROUP;
+  bool suits = p->bf16 && rows <= rows_max && rows != 3 && p->gemm->w.k % QUIRE_GEMM_ROW_STEP == 0;
+  int64_t column = part.column_begin;
+  while (suits && part.column_end - column >= QUIRE_GEMM_COLUMNS &&
+         rows_compute(p, part.row_begin, (int32_t)rows, column)) {
+    column += QUIRE_GEMM_COLUMNS;
+  }
+  return column;
 }
 
 void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gemm *gemm, struct quire_gemm_part part) {
@@ -342,14 +359,7 @@ void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gem
       part.row_end - part.row_begin > ALIAS_ROWS && gemm->w.ld * dtype_bytes(gemm->w.dtype) % ALIAS_BYTES == 0;
   p.stage_w = tail || aliased || gemm->w.dtype != dot_type;
   p.stage_x = tail || gemm->x_dtype != dot_type;
-  bool single = bf16 && gemm->w.dtype == QUIRE_DTYPE_FP8 && part.row_end - part.row_begin == 1 &&
-                gemm->w.k % QUIRE_GEMM_ROW_STEP == 0;
-  if (single) {
-    while (part.column_end - part.column_begin >= QUIRE_GEMM_COLUMNS &&
-           row_compute(&p, part.row_begin, part.column_begin)) {
-      part.column_begin += QUIRE_GEMM_COLUMNS;
-    }
-  }
+  part.column_begin = few_compute(&p, part);
   bool few = part.row_end - part.row_begin <= ROW_GROUP; /* bound by reading W, best row after row */
   int64_t wide = gemm->w.k > CHUNK && !few ? WIDE_COLUMNS : QUIRE_GEMM_COLUMNS;
   for (int64_t column = part.column_begin; column < part.column_end; column += wide) {
@@ -526,13 +536,13 @@ static void e4m3_to_f32(const uint8_t *x, float *y, int64_t n) {
   }
 }
 
-static bool row_fp8(const struct quire_gemm_row *row) {
-  (void)row; /* decoding is no cheaper than the stage here */
+static bool row(const struct quire_gemm_row *r) {
+  (void)r; /* decoding is no cheaper than the stage here */
   return false;
 }
 
 const struct quire_gemm_isa quire_gemm_isa_portable = {
-    .row_fp8 = row_fp8,
+    .row = row,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,
     .strip_bf16 = strip_bf16,

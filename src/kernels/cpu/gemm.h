@@ -13,7 +13,7 @@
 #define QUIRE_GEMM_COLUMNS 16
 #define QUIRE_GEMM_OUTPUTS 16
 #define QUIRE_GEMM_LANES 16
-#define QUIRE_GEMM_ROW_STEP 64 /* of k, when a row alone meets fp8 weights */
+#define QUIRE_GEMM_ROW_STEP 64 /* of k, when few rows meet weights */
 
 /* One chunk of k of 16 outputs: out[r * out_ld + c] for r < 4, 2, 1 and c < 4, 8, 16. x and w hold bf16 or f32 as the tile
  * function says; k is a multiple of its step (32, 16). */
@@ -34,23 +34,25 @@ struct quire_gemm_tile {
   bool last;  /* lanes fold into out */
 };
 
-/* One row by 16 columns of an fp8 weight, all of k, a multiple of QUIRE_GEMM_ROW_STEP: out[16]. */
+/* A few rows by 16 columns, all of k, a multiple of QUIRE_GEMM_ROW_STEP: out[r * 16 + c]. */
 struct quire_gemm_row {
   const uint16_t *x;
-  const uint8_t *w;
-  int64_t w_ld;
+  const void *w;      /* bf16, or fp8 with */
   const float *scale; /* of each 128 block */
+  int64_t x_ld;
+  int64_t w_ld;
   float *out;
   int64_t k;
+  int32_t rows; /* 1, 2 or 4; fp8: 1 */
 };
 
 struct quire_panel_isa;
 
 struct quire_gemm_isa {
   const struct quire_panel_isa *panel; /* gemm_panel.h; NULL: tiles serve any number of rows */
-  /* Reads weights where they lie and decodes them in registers: a row alone is bound by reading them. False, and
-   * nothing done, where the processor cannot. */
-  bool (*row_fp8)(const struct quire_gemm_row *row);
+  /* Reads weights where they lie, decodes them in registers, and asks for those that come next in the order of memory:
+   * few rows are bound by reading them. False, and nothing done, where the processor cannot. */
+  bool (*row)(const struct quire_gemm_row *row);
   void (*tile_bf16)(const struct quire_gemm_tile *tile);
   void (*tile_f32)(const struct quire_gemm_tile *tile);
   /* Four tiles of four rows side by side, not scaled: one call for 4 x 16 outputs, lanes of one tile after another. */
