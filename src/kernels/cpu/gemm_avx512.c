@@ -4,6 +4,7 @@
  * many lanes of both, by the tree of arithmetic.md 1.1, until one register holds the 16 sums. */
 #include <immintrin.h>
 
+#include "kernels/cpu/e4m3_avx512.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_panel.h"
 #include "kernels/cpu/lanes_avx512.h"
@@ -244,53 +245,13 @@ static void strip_bf16(const struct quire_gemm_tile *t) {
 
 static void tile_f32(const struct quire_gemm_tile *t) { tile(t, false); }
 
-/* The two bytes of the bf16 of a magnitude, from number.h's rule: subnormals, then shift and rebias, then NaN. */
-#define TINY_HIGH(m) ((m) == 0 ? 0x00 : (m) < 4 ? 0x3b : 0x3c)
-#define TINY_LOW(m) ((m) == 2 ? 0x80 : (m) == 3 ? 0xc0 : (m) == 5 ? 0x20 : (m) == 6 ? 0x40 : (m) == 7 ? 0x60 : 0x00)
-#define HIGH(m) (uint8_t)((m) < 8 ? TINY_HIGH(m) : (m) == 127 ? 0x7f : ((m)*16 + (120 << 7)) >> 8)
-#define LOW(m) (uint8_t)((m) < 8 ? TINY_LOW(m) : (m) == 127 ? 0xc0 : ((m)*16) & 0xff)
-#define FOUR(of, m) of(m), of((m) + 1), of((m) + 2), of((m) + 3)
-#define SIXTEEN(of, m) FOUR(of, m), FOUR(of, (m) + 4), FOUR(of, (m) + 8), FOUR(of, (m) + 12)
-#define ALL(of)                                                                                                        \
-  {                                                                                                                    \
-    SIXTEEN(of, 0), SIXTEEN(of, 16), SIXTEEN(of, 32), SIXTEEN(of, 48), SIXTEEN(of, 64), SIXTEEN(of, 80),               \
-        SIXTEEN(of, 96), SIXTEEN(of, 112)                                                                              \
-  }
-
-static const uint8_t high_bytes[128] = ALL(HIGH);
-static const uint8_t low_bytes[128] = ALL(LOW);
-
-/* Where bytes can be looked up 64 at a time: half the instructions. */
-#define LOOK_UP __attribute__((target("avx512vbmi")))
-
-struct byte_tables {
-  __m512i high0, high1, low0, low1;
-};
-
-LOOK_UP static inline struct byte_tables byte_tables(void) {
-  struct byte_tables t = {_mm512_loadu_si512(high_bytes), _mm512_loadu_si512(high_bytes + 64),
-                          _mm512_loadu_si512(low_bytes), _mm512_loadu_si512(low_bytes + 64)};
-  return t;
-}
-
-/* 64 codes to two registers of bf16. Their eighths are dealt first, since unpacking works within quarters. */
-LOOK_UP static inline void e4m3x64(struct byte_tables t, const uint8_t *x, __m512i *first_out, __m512i *second_out) {
-  const __m512i deal = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  __m512i v = _mm512_permutexvar_epi64(deal, _mm512_loadu_si512(x));
-  __m512i high = _mm512_permutex2var_epi8(t.high0, v, t.high1); /* ignores the sign */
-  __m512i low = _mm512_permutex2var_epi8(t.low0, v, t.low1);
-  high = _mm512_ternarylogic_epi32(high, v, _mm512_set1_epi8((char)0x80), 0xf8); /* high | (v & sign) */
-  *first_out = _mm512_unpacklo_epi8(low, high);
-  *second_out = _mm512_unpackhi_epi8(low, high);
-}
-
 /* Returns how many were done. */
-LOOK_UP static int64_t e4m3_looked_up(const uint8_t *x, uint16_t *y, int64_t n) {
-  struct byte_tables tables = byte_tables();
+QUIRE_LOOK_UP static int64_t e4m3_looked_up(const uint8_t *x, uint16_t *y, int64_t n) {
+  struct quire_e4m3_tables tables = quire_e4m3_tables();
   int64_t i = 0;
   for (; i + 64 <= n; i += 64) {
     __m512i first, second;
-    e4m3x64(tables, x + i, &first, &second);
+    quire_e4m3x64(tables, x + i, &first, &second);
     _mm512_storeu_si512(y + i, first);
     _mm512_storeu_si512(y + i + 32, second);
   }
@@ -356,8 +317,8 @@ QUIRE_INLINE void row_bf16(const struct quire_gemm_row *r, int rows) {
 #define CODE_COLUMNS 2 /* of fp8 in a pass: their sums and blocks, and the tables, are all in registers */
 
 /* The lanes of CODE_COLUMNS columns. */
-LOOK_UP static inline void code_pass(const struct quire_gemm_row *r, const uint8_t *w, __m512 *sum) {
-  struct byte_tables tables = byte_tables();
+QUIRE_LOOK_UP static inline void code_pass(const struct quire_gemm_row *r, const uint8_t *w, __m512 *sum) {
+  struct quire_e4m3_tables tables = quire_e4m3_tables();
   const uint8_t *next = w + ahead_bytes(CODE_COLUMNS * r->w_ld);
   QUIRE_UNROLL
   for (int c = 0; c < CODE_COLUMNS; c++) {
@@ -378,7 +339,7 @@ LOOK_UP static inline void code_pass(const struct quire_gemm_row *r, const uint8
       for (int c = 0; c < CODE_COLUMNS; c++) {
         __m512i first, second;
         _mm_prefetch((const char *)(next + at * CODE_COLUMNS + c * LINE), _MM_HINT_T0);
-        e4m3x64(tables, w + c * r->w_ld + at, &first, &second);
+        quire_e4m3x64(tables, w + c * r->w_ld + at, &first, &second);
         block[c] = _mm512_dpbf16_ps(block[c], (__m512bh)x0, (__m512bh)first);
         block[c] = _mm512_dpbf16_ps(block[c], (__m512bh)x1, (__m512bh)second);
       }
@@ -390,7 +351,7 @@ LOOK_UP static inline void code_pass(const struct quire_gemm_row *r, const uint8
   }
 }
 
-LOOK_UP static void row_codes(const struct quire_gemm_row *r) {
+QUIRE_LOOK_UP static void row_codes(const struct quire_gemm_row *r) {
   const uint8_t *w = r->w;
   __m512 sum[QUIRE_GEMM_OUTPUTS];
   for (int column = 0; column < QUIRE_GEMM_COLUMNS; column += CODE_COLUMNS) {
@@ -401,7 +362,7 @@ LOOK_UP static void row_codes(const struct quire_gemm_row *r) {
 
 static bool row(const struct quire_gemm_row *r) {
   if (r->scale != NULL) {
-    if (!__builtin_cpu_supports("avx512vbmi")) {
+    if (!quire_e4m3_looks_up()) {
       return false;
     }
     row_codes(r);
@@ -416,7 +377,7 @@ static bool row(const struct quire_gemm_row *r) {
 }
 
 static void e4m3_to_bf16(const uint8_t *x, uint16_t *y, int64_t n) {
-  int64_t i = __builtin_cpu_supports("avx512vbmi") ? e4m3_looked_up(x, y, n) : 0;
+  int64_t i = quire_e4m3_looks_up() ? e4m3_looked_up(x, y, n) : 0;
   for (; i + 32 <= n; i += 32) {
     _mm512_storeu_si512(y + i, quire_e4m3x32(x + i));
   }

@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/e4m3_avx512.h"
 #include "kernels/cpu/lanes_avx512.h"
 
 #define VECTORS (QUIRE_SELECT_KEYS / 16)
@@ -37,8 +38,37 @@ QUIRE_INLINE void stage_layout(const uint8_t *const *keys, bool quantised, float
   }
 }
 
+/* Quantised keys by look-up: codes are turned into lanes first, four a u32, which is half the shuffles, and widened
+ * then. */
+QUIRE_LOOK_UP static void stage_looked_up(const uint8_t *const *keys, float *stage) {
+  /* of each quarter, the first two codes of its four keys, then the last two */
+  const __m512i halves = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  struct quire_e4m3_tables tables = quire_e4m3_tables();
+  for (int lane = 0; lane < QUIRE_SELECT_KEYS; lane += 16) {
+    for (int block = 0; block < QUIRE_INDEX_DIM / 64; block++) {
+      __m512i v[16];
+      QUIRE_UNROLL
+      for (int i = 0; i < 16; i++) {
+        const uint8_t *key = keys[lane + i];
+        v[i] = key == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(key + block * 64);
+      }
+      quire_transpose16(v);
+      QUIRE_UNROLL
+      for (int i = 0; i < 16; i++) { /* dimensions 64 block + 4 i to + 3 */
+        float *to = stage + (block * 32 + 2 * i) * QUIRE_SELECT_KEYS + lane;
+        __m512i first, second;
+        quire_e4m3_quarters(tables, _mm512_shuffle_epi8(v[i], halves), &first, &second);
+        _mm512_storeu_si512(to, first);
+        _mm512_storeu_si512(to + QUIRE_SELECT_KEYS, second);
+      }
+    }
+  }
+}
+
 static void stage_keys(const uint8_t *const *keys, bool quantised, float *stage) {
-  if (quantised) {
+  if (quantised && quire_e4m3_looks_up()) {
+    stage_looked_up(keys, stage);
+  } else if (quantised) {
     stage_layout(keys, true, stage);
   } else {
     stage_layout(keys, false, stage);
