@@ -229,17 +229,11 @@ static void heads_attend(const struct attend_run *run, const struct workspace *w
     op->lse[(int64_t)row * op->heads + head + h] = (float)((double)max + quire_log((double)sums[h]));
   }
   values_sum(run, ws, rows, heads, count);
+  bool to_bf16 = op->out_dtype == QUIRE_DTYPE_BF16;
   for (int h = 0; h < heads; h++) {
     int64_t at = ((int64_t)row * op->heads + head + h) * QUIRE_LATENT_DIM;
-    float *out = ws->out + (int64_t)h * QUIRE_LATENT_DIM;
-    for (int d = 0; d < QUIRE_LATENT_DIM; d += 8) {
-      f8_store(out + d, f8_load(out + d) / f8_all(sums[h]));
-    }
-    if (op->out_dtype == QUIRE_DTYPE_BF16) {
-      lanes_to_bf16(out, (uint16_t *)op->out + at, QUIRE_LATENT_DIM);
-    } else {
-      memcpy((float *)op->out + at, out, QUIRE_LATENT_DIM * sizeof(float));
-    }
+    void *to = (uint8_t *)op->out + at * (to_bf16 ? 2 : 4);
+    run->isa->finish(ws->out + (int64_t)h * QUIRE_LATENT_DIM, sums[h], to_bf16, to);
   }
 }
 
@@ -394,6 +388,18 @@ static float softmax(float *scores, int32_t count, float scale, bool bf16, float
   return lanes_fold(sum);
 }
 
+static void finish(const float *out, float sum, bool bf16, void *finished_out) {
+  float quotient[QUIRE_LATENT_DIM];
+  for (int d = 0; d < QUIRE_LATENT_DIM; d += 8) {
+    f8_store(quotient + d, f8_load(out + d) / f8_all(sum));
+  }
+  if (bf16) {
+    lanes_to_bf16(quotient, finished_out, QUIRE_LATENT_DIM);
+  } else {
+    memcpy(finished_out, quotient, sizeof quotient);
+  }
+}
+
 struct weighted {
   const void *p; /* bf16 or f32 [heads][p_ld] */
   int64_t p_ld;
@@ -463,6 +469,7 @@ const struct quire_attend_isa quire_attend_isa_portable = {
     .gemm = &quire_gemm_isa_portable,
     .latent_fp8 = latent_fp8,
     .softmax = softmax,
+    .finish = finish,
     .values_bf16 = values_bf16,
     .values_f32 = values_f32,
 };

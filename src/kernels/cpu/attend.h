@@ -20,6 +20,8 @@ struct quire_attend_isa {
   /* out[h][512] goes on over pairs of rows: step 4 of arithmetic.md 10. p: heads rows of `p_ld` bf16, two a pair; rows:
    * 576 bf16 each. */
   void (*values_bf16)(const uint16_t *p, int64_t p_ld, int heads, const uint16_t *rows, int pairs, float *out);
+  /* Step 5: out[512] divided by the sum, as bf16 or f32. */
+  void (*finish)(const float *out, float sum, bool bf16, void *finished_out);
   void (*values_f32)(const float *p, int64_t p_ld, int heads, const float *rows, int count, float *out);
 };
 

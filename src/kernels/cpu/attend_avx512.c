@@ -8,19 +8,21 @@
 
 #define HEADS 8 /* with 32 dimensions each: 16 accumulators */
 
+/* 32 values of bf16, scaled: the product in f32, rounded. */
+QUIRE_INLINE void scaled_store(__m512i v, __m512 factor, uint16_t *out) {
+  __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(v)), 16));
+  __m512 high = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1)), 16));
+  _mm256_storeu_si256((__m256i *)(void *)out, quire_bf16x16(_mm512_mul_ps(low, factor)));
+  _mm256_storeu_si256((__m256i *)(void *)(out + 16), quire_bf16x16(_mm512_mul_ps(high, factor)));
+}
+
 static void latent_fp8(const uint8_t *stored, uint16_t *latent_out) {
   for (int block = 0; block < QUIRE_LATENT_DIM / QUIRE_LATENT_BLOCK; block++) {
     float scale;
     memcpy(&scale, stored + QUIRE_LATENT_DIM + block * 4, sizeof scale);
     __m512 factor = _mm512_set1_ps(scale);
     for (int i = block * QUIRE_LATENT_BLOCK; i < (block + 1) * QUIRE_LATENT_BLOCK; i += 32) {
-      __m512i v = quire_e4m3x32(stored + i);
-      __m512i low = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(v)), 16);
-      __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1)), 16);
-      __m256i a = quire_bf16x16(_mm512_mul_ps(_mm512_castsi512_ps(low), factor));
-      __m256i b = quire_bf16x16(_mm512_mul_ps(_mm512_castsi512_ps(high), factor));
-      _mm256_storeu_si256((__m256i *)(latent_out + i), a);
-      _mm256_storeu_si256((__m256i *)(latent_out + i + 16), b);
+      scaled_store(quire_e4m3x32(stored + i), factor, latent_out + i);
     }
   }
 }
@@ -82,6 +84,18 @@ static float softmax(float *scores, int32_t count, float scale, bool bf16, float
   *max_out = max;
   _mm512_storeu_ps(lanes, sum);
   return lanes_fold(lanes_load(lanes, LANES));
+}
+
+static void finish(const float *out, float sum, bool bf16, void *finished_out) {
+  const __m512 divisor = _mm512_set1_ps(sum);
+  for (int d = 0; d < QUIRE_LATENT_DIM; d += 16) {
+    __m512 quotient = _mm512_div_ps(_mm512_loadu_ps(out + d), divisor);
+    if (bf16) {
+      _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)finished_out + d), quire_bf16x16(quotient));
+    } else {
+      _mm512_storeu_ps((float *)finished_out + d, quotient);
+    }
+  }
 }
 
 /* Interleaving works within quarters of a register: of 32 dimensions its low half (side 0) holds 0-3, 8-11, 16-19,
@@ -182,6 +196,7 @@ const struct quire_attend_isa quire_attend_isa_avx512 = {
     .gemm = &quire_gemm_isa_avx512,
     .latent_fp8 = latent_fp8,
     .softmax = softmax,
+    .finish = finish,
     .values_bf16 = values_bf16,
     .values_f32 = values_f32,
 };
