@@ -267,7 +267,7 @@ static void chunk_compute(const struct plan *p, const struct chunk *c, int64_t r
       group.ask_w = strips ? next_column(p, c, begin) : NULL;
       next_ask(p, c, begin + strips, begin + share);
     }
-    if (c->opens && left >= 2 * ROW_GROUP) {
+    if (left >= 2 * ROW_GROUP) {
       group.ask_x = element(g->x, g->x_dtype, (row + r + ROW_GROUP) * g->x_ld + c->k_begin);
     }
     group_compute(p, c, group);
@@ -290,7 +290,6 @@ static void block_compute(const struct plan *p, struct quire_gemm_part part) {
       c.lanes = p->stage->lanes + done * QUIRE_GEMM_LANES;
       c.out = direct ? (float *)g->y + part.row_begin * g->y_ld + column : p->stage->out;
       c.out_ld = direct ? g->y_ld : QUIRE_GEMM_COLUMNS;
-      c.opens = done == 0;
       bool back = column + QUIRE_GEMM_COLUMNS >= part.column_end && !c.last;
       c.next_column = back ? part.column_begin : column + QUIRE_GEMM_COLUMNS;
       c.next_k = back ? k_begin + CHUNK : column + QUIRE_GEMM_COLUMNS >= part.column_end ? 0 : k_begin;
