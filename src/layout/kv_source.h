@@ -37,21 +37,33 @@ static_assert(offsetof(struct quire_kv_source, fresh_first) == 32, "fresh first 
 static_assert(offsetof(struct quire_kv_source, fresh_capacity) == 36, "fresh capacity at 36");
 static_assert(offsetof(struct quire_kv_source, end) == 40, "end at 40");
 
-/* Address of one piece of the row at position, which must lie in [0, end). */
-static inline QUIRE_HOST_DEVICE const uint8_t *quire_kv_source_row(const struct quire_kv_source *source,
-                                                                   const struct quire_part *part, int32_t piece,
-                                                                   int32_t position) {
+/* Where one piece of the row at position lies, in two parts: a base, which for a prefix row is read from the page table, and
+ * the bytes behind it. position must lie in [0, end). */
+static inline QUIRE_HOST_DEVICE const uint8_t *quire_kv_source_base(const struct quire_kv_source *source,
+                                                                    const struct quire_part *part, int32_t piece,
+                                                                    int32_t position, int64_t *behind_out) {
   const struct quire_piece *p = &part->piece[piece];
   if (position < source->prefix_end) {
     int32_t page = position / source->page_tokens;
     int32_t offset = position - page * source->page_tokens;
-    return source->pages[page] + p->offset + (int64_t)offset * p->row_bytes;
+    *behind_out = p->offset + (int64_t)offset * p->row_bytes;
+    return source->pages[page];
   }
   int32_t row = source->fresh_first + (position - source->prefix_end);
   if (row >= source->fresh_capacity) {
     row -= source->fresh_capacity;
   }
-  return source->fresh[piece] + (int64_t)row * p->row_bytes;
+  *behind_out = (int64_t)row * p->row_bytes;
+  return source->fresh[piece];
+}
+
+/* Its address. */
+static inline QUIRE_HOST_DEVICE const uint8_t *quire_kv_source_row(const struct quire_kv_source *source,
+                                                                   const struct quire_part *part, int32_t piece,
+                                                                   int32_t position) {
+  int64_t behind;
+  const uint8_t *base = quire_kv_source_base(source, part, piece, position, &behind);
+  return base + behind;
 }
 
 #endif
