@@ -81,9 +81,11 @@ static uint64_t slot_count(int32_t pages) {
   return slots;
 }
 
+/* One line in use of 16 or more: of two that fall on the same place the newer takes the older one's hints, and its pages
+ * must be looked up. A page of KV is thousands of times as large as its share of them. */
 static uint64_t line_count(int32_t pages) {
   uint64_t lines = 2;
-  while (lines * HINTS < 2 * (uint64_t)pages) {
+  while (lines < (uint64_t)pages) {
     lines *= 2;
   }
   return lines;
