@@ -12,6 +12,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static const struct quire_step_limits limits = {
     .entries_max = 3, .tokens_max = 40, .pages_max = 8, .lists_max = 20, .biases_max = 8, .tops_max = 12};
 
+static volatile int64_t read_sum; /* so that nothing that is read is optimised away */
+
 /* Everything a rank asks of an entry. Long ranges would only cost time. */
 static void walk(const struct quire_step_plan *plan, const struct quire_step_entry *entry) {
   for (int32_t position = entry->begin; position < entry->end && position < entry->begin + 64; position++) {
@@ -27,7 +29,7 @@ static void walk(const struct quire_step_plan *plan, const struct quire_step_ent
   if (s == NULL) {
     return;
   }
-  volatile int64_t sum = 0;
+  int64_t sum = 0;
   for (int32_t i = 0; i < s->list_end - s->list_begin; i++) {
     sum += quire_step_sampling_list(plan, &limits, s)[i];
   }
@@ -39,6 +41,7 @@ static void walk(const struct quire_step_plan *plan, const struct quire_step_ent
        p++) {
     sum += quire_step_entry_token(plan, &limits, entry, p);
   }
+  read_sum = sum;
   QUIRE_ASSERT(s->top_first + s->top_count <= limits.tops_max && s->row_top_first + s->row_top_count >= 0);
 }
 
