@@ -467,6 +467,10 @@ static void input(struct quire_http_exchange *exchange, const char *bytes, size_
     }
   }
   bool kept = in->bytes > 0;
+  if (!kept && count == 0) {
+    flush(exchange);
+    return;
+  }
   const char *all = kept ? in->data : bytes;
   size_t total = kept ? in->bytes : count;
   exchange->in_input = true;

@@ -532,33 +532,38 @@ static void request_id_comes_back(void **state) {
 
 static void wait_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
 
-static void large_context(struct served *other, void (*change)(struct quire_server_options *)) {
-  served_open(other,
-              &(struct served_config){
-                  .running_max = 2, .queue_max = 2, .ctx_tokens = 1 << 20, .cache_tokens = 3 << 20, .change = change});
+/* Two requests run, two wait. */
+static void open_narrow(struct served *other, int32_t ctx_tokens, void (*change)(struct quire_server_options *)) {
+  served_open(other, &(struct served_config){.running_max = 2,
+                                             .queue_max = 2,
+                                             .ctx_tokens = ctx_tokens,
+                                             .cache_tokens = 3 * ctx_tokens,
+                                             .change = change});
 }
+
+enum { CTX_TOKENS = 1 << 15, LONG_CTX_TOKENS = 1 << 20 };
 
 /* Whoever does not read holds no memory: its tokens are not drawn. Then it reads, and gets all of them. */
 static void slow_reader(void **state) {
   (void)state;
   struct served other;
   struct quire_worker_stats before, after;
-  large_context(&other, NULL);
+  open_narrow(&other, CTX_TOKENS, NULL);
   int fd = client_connect(other.port), small = 64 << 10;
   setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
   client_send(fd, "POST", TEXT, NULL,
-              "{\"prompt\":\"a\",\"max_tokens\":60000,\"ignore_eos\":true,\"stream\":true,"
+              "{\"prompt\":\"a\",\"max_tokens\":20000,\"ignore_eos\":true,\"stream\":true,"
               "\"stream_options\":{\"include_usage\":true}}");
   wait_ms(600);
   quire_worker_stats(other.worker, &before);
   wait_ms(300);
   quire_worker_stats(other.worker, &after);
   assert_int_equal(before.engine.drawn_tokens, after.engine.drawn_tokens);
-  assert_true(after.engine.drawn_tokens > 100 && after.engine.drawn_tokens < 60000);
+  assert_true(after.engine.drawn_tokens > 100 && after.engine.drawn_tokens < 20000);
   struct reply reply;
   client_receive(fd, &reply);
   assert_true(reply.complete);
-  assert_non_null(strstr(reply.body, "\"completion_tokens\":60000,"));
+  assert_non_null(strstr(reply.body, "\"completion_tokens\":20000,"));
   reply_free(&reply);
   close(fd);
   served_check_empty(&other);
@@ -570,9 +575,9 @@ static void short_write(struct quire_server_options *options) { options->write_s
 static void dead_reader(void **state) {
   (void)state;
   struct served other;
-  large_context(&other, short_write);
+  open_narrow(&other, CTX_TOKENS, short_write);
   int fd = client_connect(other.port);
-  client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":500000,\"ignore_eos\":true,\"stream\":true}");
+  client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":30000,\"ignore_eos\":true,\"stream\":true}");
   wait_ms(1500);
   served_check_empty(&other);
   close(fd);
@@ -583,7 +588,7 @@ static void queue_full_and_disconnect(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  large_context(&other, NULL);
+  open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int fds[4];
   for (int i = 0; i < 4; i++) {
     fds[i] = client_connect(other.port);
@@ -608,7 +613,7 @@ static void abort_request(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  large_context(&other, NULL);
+  open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int one = client_connect(other.port), two = client_connect(other.port);
   client_send(one, "POST", "/generate", NULL,
               "{\"text\":\"a\",\"rid\":\"r1\",\"sampling_params\":{\"max_new_tokens\":1000000,\"ignore_eos\":true}}");
@@ -703,9 +708,9 @@ static void drain(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  large_context(&other, slow_drain);
+  open_narrow(&other, CTX_TOKENS, slow_drain);
   int fd = client_connect(other.port);
-  client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":200000,\"ignore_eos\":true,\"stream\":true}");
+  client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":20000,\"ignore_eos\":true,\"stream\":true}");
   wait_ms(50);
   quire_server_drain(other.server);
   wait_ms(150);
@@ -731,7 +736,7 @@ static void deadline(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  large_context(&other, short_requests);
+  open_narrow(&other, LONG_CTX_TOKENS, short_requests);
   client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}", &reply);
   assert_int_equal(reply.status, 408);
   reply_free(&reply);

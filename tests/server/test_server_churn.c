@@ -26,6 +26,17 @@
 #include "support/seed.h"
 #include "support/served.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define SANITIZED true
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SANITIZED true
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED false
+#endif
+
 enum { MANY = 1000, REQUESTS = 10000, AT_ONCE = 64, TAIL = 32 };
 
 /* One request of a crowd. */
@@ -234,10 +245,15 @@ static void churn(void **state) {
     assert_true(count > 0 || open == 0);
     for (int k = 0; k < count; k++) {
       struct asker *asker = &askers[events[k].data.u32];
+      int64_t before = refused;
       if (asker->fd >= 0 && read_answer(asker, &whole, &refused)) {
         close(asker->fd);
         asker->fd = -1;
         open--;
+        if (refused > before) { /* another asks in its place */
+          begun--;
+          left -= asker->leaves ? 1 : 0;
+        }
       }
     }
   }
@@ -248,8 +264,8 @@ static void churn(void **state) {
          "request\n",
          begun, (long long)whole, (long long)left, (long long)refused, first, last, bytes);
   assert_true(left > REQUESTS / 4 && whole > REQUESTS / 4);
-  /* a request that left one page behind would show as 4,096 */
-  assert_true(bytes < 400);
+  /* a request that left one page behind would show as 4,096; a sanitizer keeps what was freed */
+  assert_true(bytes < 400 || SANITIZED);
   struct reply reply;
   client_ask(served.port, "GET", "/metrics", NULL, &reply);
   assert_non_null(strstr(reply.body, "\nquire_requests_open 0\n"));
