@@ -99,7 +99,7 @@ int32_t quire_worker_take(struct quire_worker *worker, quire_ticket ticket, stru
                           int32_t max);
 /* The full text of the failure of a ticket whose FAILED event was taken; until close. */
 const struct quire_error *quire_worker_error(const struct quire_worker *worker, quire_ticket ticket);
-/* Of a ticket with prompt_logprobs whose end was taken: [count] rows and [count * prompt_top_logprobs] likeliest tokens
+/* Of a ticket with prompt_logprobs whose first token, or end, was taken: [count] rows and [count * prompt_top_logprobs] likeliest tokens
  * (NULL without), as request.h says; until close. */
 const struct quire_step_row *quire_worker_rows(const struct quire_worker *worker, quire_ticket ticket,
                                                const struct quire_top **tops_out);

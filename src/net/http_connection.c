@@ -179,20 +179,26 @@ void quire_http_answer(struct quire_http_exchange *exchange, const struct quire_
   end_exchange(exchange);
 }
 
-static bool add_piece(struct quire_http_exchange *exchange, const char *bytes, size_t count) {
+static bool add_bytes(struct quire_http_exchange *exchange, const char *bytes, size_t count) {
   char size[24];
-  QUIRE_ASSERT(exchange->streaming);
-  if (count == 0 || exchange->head_only) {
-    return true;
-  }
-  exchange->full =
-      exchange->full || evbuffer_get_length(exchange->out) + count >= exchange->server->config.limits.out_bytes;
+  QUIRE_ASSERT(count > 0);
   if (!exchange->chunked_answer) {
     return evbuffer_add(exchange->out, bytes, count) == 0;
   }
   int digits = snprintf(size, sizeof size, "%zx\r\n", count);
   return evbuffer_add(exchange->out, size, (size_t)digits) == 0 && evbuffer_add(exchange->out, bytes, count) == 0 &&
          evbuffer_add(exchange->out, "\r\n", 2) == 0;
+}
+
+static bool add_piece(struct quire_http_exchange *exchange, const char *bytes, size_t count) {
+  QUIRE_ASSERT(exchange->streaming);
+  if (count == 0 || exchange->head_only) {
+    return true;
+  }
+  bool added = add_bytes(exchange, bytes, count);
+  /* by what a writer sees as pending, framing included: who stops at the limit must hear of room */
+  exchange->full = exchange->full || evbuffer_get_length(exchange->out) >= exchange->server->config.limits.out_bytes;
+  return added;
 }
 
 bool quire_http_stream_begin(struct quire_http_exchange *exchange, const struct quire_http_answer *answer) {

@@ -253,8 +253,6 @@ static void gather_stops(struct call *call) {
 static void call_start(struct call *call) {
   struct quire_server *server = call->server;
   struct quire_error error = {0};
-  server->held_bytes -= call->held;
-  call->held = 0;
   if (call->exchange == NULL) {
     call_destroy(call);
     return;

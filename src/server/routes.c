@@ -333,6 +333,10 @@ static const struct route routes[] = {
 /* --- keys --- */
 
 static bool add_key(struct quire_server *server, const char *key, size_t bytes, struct quire_error *error_out) {
+  if (bytes == 0) {
+    quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "--api-key", "is empty");
+    return false;
+  }
   if (server->key_count == SERVER_KEYS_MAX) {
     quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "--api-key-file", "has more than %d keys", SERVER_KEYS_MAX);
     return false;

@@ -134,7 +134,7 @@ struct quire_server {
   struct quire_list calls, dirty, text_jobs;
   bool worker_failed; /* seen by the last tick */
   int32_t call_count;
-  size_t held_bytes; /* bodies that text threads have or wait for */
+  size_t held_bytes; /* bodies of all open calls, whose JSON they keep */
   struct ticket_slot *slots;
   int32_t slot_count; /* a power of two */
   int32_t tickets;

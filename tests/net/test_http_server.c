@@ -32,7 +32,7 @@ struct fixture {
   struct quire_loop_watch *timer;
   struct quire_http_exchange *later[64];
   int later_count;
-  struct quire_http_exchange *big;
+  struct quire_http_exchange *big, *edge;
   size_t big_sent;
   _Atomic size_t big_pending_max;
   _Atomic int gone, requests;
@@ -88,6 +88,14 @@ static void request(void *context, struct quire_http_exchange *exchange, const s
     f->big_pending_max = 0;
     assert_true(quire_http_stream_begin(exchange, &(struct quire_http_answer){200, "text/plain", NULL, "", 0}));
     send_big(f);
+  } else if (quire_http_equal(head->path, "/edge")) {
+    /* a piece whose framing alone takes it over the limit */
+    static char piece[64 << 10];
+    memset(piece, 'x', sizeof piece);
+    f->edge = exchange;
+    assert_true(quire_http_stream_begin(exchange, &(struct quire_http_answer){200, "text/plain", NULL, "", 0}));
+    assert_true(quire_http_stream_send(exchange, piece, sizeof piece - 3 - quire_http_pending(exchange)));
+    assert_true(quire_http_pending(exchange) >= sizeof piece);
   } else if (quire_http_equal(head->path, "/echo")) {
     struct quire_http_slice body = quire_http_body(exchange);
     answer_text(exchange, 200, body.data, body.bytes);
@@ -113,6 +121,10 @@ static void room(void *context, struct quire_http_exchange *exchange) {
   struct fixture *f = context;
   if (f->big == exchange) {
     send_big(f);
+  } else if (f->edge == exchange) {
+    f->edge = NULL;
+    assert_true(quire_http_stream_send(exchange, "edge\n", 5));
+    quire_http_stream_end(exchange);
   }
 }
 
@@ -338,6 +350,11 @@ static void back_pressure(void **state) {
   assert_int_equal(f.gone, before);
   assert_true(f.big_pending_max < (64 << 10) + 2 * PIECE_BYTES);
   assert_true(wait_for(&f.gone, before + 1));
+  close(fd);
+  fd = dial(&f);
+  say(fd, "GET /edge HTTP/1.1\r\n" HOST "\r\n");
+  hear(fd, answer, sizeof answer, "edge\n\r\n0\r\n", 1);
+  assert_non_null(strstr(answer, "edge\n\r\n0\r\n"));
   close(fd);
   finish(&f, &stats);
   assert_int_equal(stats.slow_readers, 1);

@@ -15,7 +15,7 @@ import tempfile
 from served_process import Server, mini, skip
 
 SGLANG = "sglang==0.5.23"
-NEEDS = ["aiohttp", "msgspec", "numpy", "orjson", "pillow", "psutil", "pybase64", "pyzmq", "requests", "tqdm", "transformers"]
+NEEDS = ["aiohttp", "datasets", "msgspec", "numpy", "orjson", "pillow", "psutil", "pybase64", "pyzmq", "requests", "tqdm", "transformers"]
 
 LAUNCH = """
 import sys, types
