@@ -39,8 +39,8 @@ def run(command):
 def environment():
     """The Python of a virtual environment with the client."""
     folder = os.path.join(os.environ["QUIRE_TEST_BINARY_DIR"], "load-client")
-    python, marker = os.path.join(folder, "bin", "python"), os.path.join(folder, "complete")
-    if os.path.exists(marker):
+    python, marker = os.path.join(folder, "bin", "python"), os.path.join(folder, "packages")
+    if os.path.exists(marker) and open(marker, encoding="utf-8").read() == " ".join([SGLANG, *NEEDS]):
         return python
     made = run([sys.executable, "-m", "venv", folder])
     if made.returncode != 0:
@@ -50,8 +50,8 @@ def environment():
         installed = run(pip + packages)
         if installed.returncode != 0:
             skip("PyPI is out of reach: " + (installed.stderr.strip().split("\n") or [""])[-1])
-    with open(marker, "w", encoding="utf-8"):
-        pass
+    with open(marker, "w", encoding="utf-8") as file:
+        file.write(" ".join([SGLANG, *NEEDS]))
     return python
 
 
