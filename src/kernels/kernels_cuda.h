@@ -1,7 +1,7 @@
 /* The operations that a GPU has, as a table of launchers like the CPU's: what a view calls. Numerics id family sm90
  * (docs/arithmetic.md 13): stored rows are the CPU's to the byte, lists and outputs are exact within the family.
  *
- * Slots: quantise_latent, quantise_index, select and finite; the other operations of the forward pass are not there
+ * Slots: quantise_latent, quantise_index, select, attend and finite; the other operations of the forward pass are not there
  * yet, and calling one is a bug (assertion). Formats bf16 and fp8. A launch that a device refuses fails its stream
  * (quire_stream_check). Arrays are device memory, rows and rings at multiples of 16 bytes. Threads as kernels.h says. */
 #ifndef QUIRE_KERNELS_KERNELS_CUDA_H

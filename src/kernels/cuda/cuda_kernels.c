@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "base/assert.h"
+#include "kernels/cuda/cuda_attend.h"
 #include "kernels/cuda/cuda_finite.h"
 #include "kernels/cuda/cuda_put_rows.h"
 #include "kernels/cuda/cuda_select.h"
@@ -66,16 +67,18 @@ static void cuda_select(struct quire_stream *stream, struct quire_select args) {
   }
 }
 
+static void cuda_attend(struct quire_stream *stream, struct quire_attend args) {
+  void *native = quire_stream_native(stream);
+  if (native != NULL && args.rows.m > 0) {
+    launched(stream, quire_cuda_attend(native, &args));
+  }
+}
+
 static void cuda_finite(struct quire_stream *stream, struct quire_finite args) {
   void *native = quire_stream_native(stream);
   if (native != NULL && args.m > 0) {
     launched(stream, quire_cuda_finite(native, &args));
   }
-}
-
-static void no_attend(struct quire_stream *stream, struct quire_attend args) {
-  (void)args;
-  QUIRE_ASSERT(stream == NULL && !"this operation is not on the GPU yet");
 }
 
 static void no_gemm(struct quire_stream *stream, struct quire_gemm args) {
@@ -164,7 +167,7 @@ static const struct quire_kernels table = {
     .quantise_latent = cuda_quantise_latent,
     .quantise_index = cuda_quantise_index,
     .select = cuda_select,
-    .attend = no_attend,
+    .attend = cuda_attend,
     .route = no_route,
     .moe = no_moe,
     .count = no_count,

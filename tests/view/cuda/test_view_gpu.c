@@ -212,6 +212,9 @@ static enum quire_status run_layer(struct rank *rank, int32_t flat) {
     return status; /* the CPU is asked for its stored rows alone */
   }
   quire_view_select(view, model, layer, device.q, device.w);
+  struct quire_view_attend attend = {model,      layer,      device.q_latent,  device.q_rope,
+                                     device.out, device.lse, QUIRE_DTYPE_BF16, 0.0721687824f};
+  quire_view_attend(view, &attend);
   quire_stream_copy(rank->stream, device.lists, quire_view_indices(view), (size_t)batch->m * TOPK * sizeof(int32_t));
   size_t from = (size_t)((uint8_t *)device.out - (uint8_t *)quire_memory_base(rank->inputs));
   quire_stream_copy(rank->stream, (uint8_t *)quire_memory_base(rank->slab) + from,
@@ -547,6 +550,9 @@ static void expect_sense(const struct outcome *o) {
   int32_t lists = 0;
   for (int32_t position = 0; position < (small ? 180 : 440); position++) {
     size_t row = outcome_row(0, 1, position);
+    for (int32_t h = 0; h < HEADS; h++) {
+      assert_true(o->lse[row * HEADS + (size_t)h] > -1000.0f && o->lse[row * HEADS + (size_t)h] < 1000.0f);
+    }
     lists += o->lists[row * TOPK + TOPK - 1] > TOPK;
   }
   assert_true(lists > (small ? 80 : 300)); /* rows behind the first 64 choose */
