@@ -36,6 +36,7 @@ enum factor {
   F_SCORED,
   F_WARM,
   F_DEBUG,
+  F_COMPANY,
   F_MODEL,
   FACTORS,
 };
@@ -55,10 +56,13 @@ static const struct {
 /* `allowed` has no context: the matrix that is being run. */
 static const struct exact_matrix *current;
 
-/* Chunks of one token are for short prompts; models behind the first run in three of six
+/* Chunks of one token are for short prompts, and too slow for a crowd that presses for pages; models behind the first run in three of six
  * arithmetics, which is enough to see every pair. */
 static bool allowed(const int *row) {
   if (row[F_CHUNK] == 0 && row[F_LENGTH] >= 0 && current->lengths[row[F_LENGTH]] > 129) {
+    return false;
+  }
+  if (row[F_CHUNK] == 0 && row[F_COMPANY] == EXACT_PREEMPTED) {
     return false;
   }
   if (row[F_SOURCE] > EXACT_COLD && row[F_LENGTH] >= 0 && current->lengths[row[F_LENGTH]] <= QUIRE_PAGE_TOKENS) {
@@ -94,6 +98,7 @@ static struct exact_cover make_cover(const struct exact_matrix *matrix) {
   cover.levels[F_SCORED] = 2;
   cover.levels[F_WARM] = 2;
   cover.levels[F_DEBUG] = 2;
+  cover.levels[F_COMPANY] = EXACT_COMPANIES;
   cover.levels[F_MODEL] = matrix->model_count;
   return cover;
 }
@@ -119,6 +124,7 @@ static struct exact_cell make_cell(const struct exact_matrix *matrix, const int 
   cell.sampling = (enum exact_sampling)row[F_SAMPLING];
   cell.scored = row[F_SCORED] == 1;
   cell.debug = row[F_DEBUG] == 1;
+  cell.company = (enum exact_company)row[F_COMPANY];
   cell.warm = row[F_WARM] == 1;
   cell.slack_pages = (int32_t)(bits >> 32 & 7);
   cell.new_max = 1 + (int32_t)(bits >> 40) % CELL_NEW;

@@ -10,6 +10,11 @@
 
 #define WARM_TOKENS 150
 #define WARM_NEW 2
+#define OTHERS 7
+/* Prompts of others: the pages they begin with are few, those they need for their second token are more than there are. */
+#define OTHER_TOKENS 62
+#define OTHER_NEW 5
+#define OTHER_PAGES 5
 #define SAMPLING_SEED 7
 
 static void expect_ok(enum quire_status status, const struct quire_error *error) {
@@ -41,18 +46,19 @@ void exact_cell_text(const struct exact_cell *cell, char text_out[EXACT_TEXT_BYT
   static const char *const sources[EXACT_SOURCES] = {"cold", "hit", "partial hit", "abandoned"};
   static const char *const views[] = {"local", "gather", "peer"};
   static const char *const samplings[EXACT_SAMPLINGS] = {"plain", "penalised", "biased", "everything"};
+  static const char *const companies[EXACT_COMPANIES] = {"alone", "among others", "preempted"};
   snprintf(
       text_out, EXACT_TEXT_BYTES,
       "model %s compute %s kv %s%s%s mtp %s | ranks %d split %s kv %s view %s chunk %d executor %s threads %d isa %s "
-      "copies %s (seed %llu) debug %d | %s%s slack %d | length %d new %d temperature %g %s%s",
+      "copies %s (seed %llu) debug %d | %s %s%s slack %d | length %d new %d temperature %g %s%s",
       cell->model->dir, cell->compute == QUIRE_DTYPE_F32 ? "f32" : "bf16", quire_kv_format_name(cell->kv),
       cell->hadamard ? " hadamard" : "", cell->any_scale ? " any scale" : "", cell->mtp ? "on" : "off", cell->ranks,
       cell->split == QUIRE_SPLIT_ZIGZAG ? "zigzag" : "interleave",
       cell->sharing == QUIRE_SHARING_SHARED ? "shared" : "replicated", views[cell->view], cell->chunk, cell->executor,
       cell->threads, cell->isa, cell->copy_mode == QUIRE_STREAM_DEFERRED ? "deferred" : "thread",
-      (unsigned long long)cell->copy_seed, cell->debug, cell->warm ? "warm " : "", sources[cell->source],
-      cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature, samplings[cell->sampling],
-      cell->scored ? " scored" : "");
+      (unsigned long long)cell->copy_seed, cell->debug, companies[cell->company], cell->warm ? "warm " : "",
+      sources[cell->source], cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature,
+      samplings[cell->sampling], cell->scored ? " scored" : "");
 }
 
 struct quire_engine_config exact_engine_config(const struct exact_cell *cell, int32_t ctx_tokens,
@@ -70,6 +76,8 @@ struct quire_engine_config exact_engine_config(const struct exact_cell *cell, in
       .chunk_tokens = cell->chunk > 0 ? cell->chunk : ctx_tokens,
       .ctx_tokens = ctx_tokens,
       .cache_tokens = cache_tokens,
+      .running_max = cell->company == EXACT_ALONE ? 1 : OTHERS + 1,
+      .headroom_tokens = 1,
       .threads_per_rank = cell->threads,
       .poison = true,
       .copy_mode = cell->copy_mode,
@@ -135,6 +143,18 @@ struct quire_engine_request exact_request(const struct exact_cell *cell) {
   return request;
 }
 
+static void keep_token(struct exact_result *result, const struct quire_engine_event *event) {
+  assert_true(result->drawn < EXACT_NEW_MAX);
+  result->token[result->drawn] = event->token;
+  result->logprob[result->drawn] = event->logprob;
+  result->top_count[result->drawn] = event->top_count;
+  assert_in_range(event->top_count, 0, EXACT_TOPS);
+  for (int32_t i = 0; i < event->top_count; i++) {
+    result->top[result->drawn][i] = event->tops[i];
+  }
+  result->drawn++;
+}
+
 void exact_engine_finish_steps(struct quire_engine *engine, struct exact_result *result) {
   struct quire_engine_event event = {0};
   struct quire_error error = {0};
@@ -142,17 +162,25 @@ void exact_engine_finish_steps(struct quire_engine *engine, struct exact_result 
   do {
     expect_ok(quire_engine_step(engine, &event, &error), &error);
     if (event.kind == QUIRE_EVENT_TOKEN) {
-      assert_true(result->drawn < EXACT_NEW_MAX);
-      result->token[result->drawn] = event.token;
-      result->logprob[result->drawn] = event.logprob;
-      result->top_count[result->drawn] = event.top_count;
-      assert_in_range(event.top_count, 0, EXACT_TOPS);
-      for (int32_t i = 0; i < event.top_count; i++) {
-        result->top[result->drawn][i] = event.tops[i];
-      }
-      result->drawn++;
+      keep_token(result, &event);
     }
   } while (event.kind != QUIRE_EVENT_DONE);
+}
+
+/* Room in the result for the log-probabilities of the prompt, if they are asked for. */
+static struct quire_engine_request with_rows(const struct quire_engine_request *request, struct exact_result *result) {
+  struct quire_engine_request asked = *request;
+  if (request->sampling.prompt_logprobs && request->rows == NULL) {
+    int32_t start = request->sampling.prompt_logprobs_start;
+    result->scored_begin = start > 0 ? start - 1 : 0;
+    result->scored_end = request->count;
+    result->scored = calloc((size_t)request->count, sizeof *result->scored);
+    result->scored_top = calloc((size_t)request->count * EXACT_PROMPT_TOPS, sizeof *result->scored_top);
+    assert_true(result->scored != NULL && result->scored_top != NULL);
+    asked.rows = result->scored;
+    asked.row_tops = result->scored_top;
+  }
+  return asked;
 }
 
 void exact_engine_collect(struct quire_engine *engine, struct exact_result *result) {
@@ -173,17 +201,7 @@ void exact_engine_run(struct quire_engine *engine, const struct quire_engine_req
                       struct exact_result *result_out) {
   struct exact_result result = {0};
   struct quire_error error = {0};
-  struct quire_engine_request asked = *request;
-  if (request->sampling.prompt_logprobs && request->rows == NULL) {
-    int32_t start = request->sampling.prompt_logprobs_start;
-    result.scored_begin = start > 0 ? start - 1 : 0;
-    result.scored_end = request->count;
-    result.scored = calloc((size_t)request->count, sizeof *result.scored);
-    result.scored_top = calloc((size_t)request->count * EXACT_PROMPT_TOPS, sizeof *result.scored_top);
-    assert_true(result.scored != NULL && result.scored_top != NULL);
-    asked.rows = result.scored;
-    asked.row_tops = result.scored_top;
-  }
+  struct quire_engine_request asked = with_rows(request, &result);
   expect_ok(quire_engine_start(engine, &asked, &result.hit, &error), &error);
   exact_engine_finish_steps(engine, &result);
   if (result_out != NULL) {
@@ -243,10 +261,129 @@ static int32_t prepare(const struct exact_cell *cell, struct quire_engine *engin
   return (pages < longest ? pages : longest) * QUIRE_PAGE_TOKENS;
 }
 
+/* --- company --- */
+
+/* Events that are there: those of the request into result. */
+static void take_events(struct quire_engine *engine, uint64_t id, struct exact_result *result) {
+  struct quire_engine_event event;
+  while (quire_engine_poll(engine, &event, 1) == 1) {
+    if (event.id != id) {
+      continue;
+    }
+    if (event.kind == QUIRE_EVENT_FAILED) {
+      fail_msg("%s", quire_engine_error(engine, id)->text);
+    }
+    assert_false(result->ended);
+    result->ended = event.kind == QUIRE_EVENT_DONE;
+    if (event.kind == QUIRE_EVENT_TOKEN) {
+      keep_token(result, &event);
+    }
+  }
+}
+
+void exact_engine_serve(struct quire_engine *engine, uint64_t id, struct exact_result *result) {
+  struct quire_error error = {0};
+  take_events(engine, id, result);
+  while (!result->ended) {
+    expect_ok(quire_engine_tick(engine, 0, &error), &error);
+    take_events(engine, id, result);
+  }
+}
+
+/* Others: those that are even begin like the request, as far as it goes. */
+static void submit_others(const struct exact_cell *cell, struct quire_engine *engine, uint64_t ids_out[OTHERS]) {
+  struct quire_error error = {0};
+  for (int32_t i = 0; i < OTHERS; i++) {
+    int32_t tokens[OTHER_TOKENS];
+    quire_tiny_tokens(200 + (uint64_t)i, OTHER_TOKENS, tokens);
+    int32_t same = i % 2 == 0 ? (cell->length < OTHER_TOKENS ? cell->length : OTHER_TOKENS) : 0;
+    for (int32_t t = 0; t < same - i; t++) {
+      tokens[t] = cell->tokens[t];
+    }
+    struct quire_engine_request request = exact_request(cell);
+    request.sampling.prompt_logprobs = false;
+    request.tokens = tokens;
+    request.count = cell->company == EXACT_PREEMPTED ? OTHER_TOKENS : 1 + (i * 17 + cell->length) % OTHER_TOKENS;
+    request.new_max = cell->company == EXACT_PREEMPTED ? OTHER_NEW : 1 + i % OTHER_NEW;
+    request.priority = 1;
+    expect_ok(quire_engine_submit(engine, &request, &ids_out[i], &error), &error);
+  }
+}
+
+static void serve_among(const struct exact_cell *cell, struct quire_engine *engine, uint64_t id,
+                        struct exact_result *result) {
+  uint64_t others[OTHERS];
+  struct quire_error error = {0};
+  submit_others(cell, engine, others);
+  for (int32_t i = 0; i < 2; i++) { /* one of them goes in the middle of it */
+    expect_ok(quire_engine_tick(engine, 0, &error), &error);
+    take_events(engine, id, result);
+  }
+  quire_engine_cancel(engine, others[3]);
+  exact_engine_serve(engine, id, result);
+}
+
+/* The request stands still after a few ticks while others take its pages; then it goes on. */
+static void serve_preempted(const struct exact_cell *cell, struct quire_engine *engine, uint64_t id,
+                            struct exact_result *result) {
+  uint64_t others[OTHERS];
+  struct quire_error error = {0};
+  struct quire_engine_stats stats = {0};
+  for (int32_t i = 0; i <= cell->slack_pages % 4; i++) {
+    expect_ok(quire_engine_tick(engine, 0, &error), &error);
+    take_events(engine, id, result);
+  }
+  quire_engine_stats(engine, &stats);
+  bool runs = stats.prefilling + stats.decoding > 0;
+  submit_others(cell, engine, others);
+  if (runs) {
+    assert_true(quire_engine_pause(engine, id, true));
+  }
+  while (quire_engine_stats(engine, &stats), stats.preempted == 0 && runs && stats.done < OTHERS) {
+    expect_ok(quire_engine_tick(engine, 0, &error), &error);
+    take_events(engine, id, result);
+  }
+  assert_true(stats.preempted > 0 || !runs);
+  quire_engine_pause(engine, id, false);
+  exact_engine_serve(engine, id, result);
+}
+
+/* All that is left comes to its end. */
+static void serve_rest(struct quire_engine *engine) {
+  struct quire_engine_event event;
+  struct quire_error error = {0};
+  while (quire_engine_active(engine) > 0) {
+    expect_ok(quire_engine_tick(engine, 0, &error), &error);
+    while (quire_engine_poll(engine, &event, 1) == 1) {
+    }
+  }
+}
+
+static void run_in_company(const struct exact_cell *cell, struct quire_engine *engine, struct exact_result *result) {
+  struct quire_engine_request plain = exact_request(cell), request = with_rows(&plain, result);
+  struct quire_error error = {0};
+  uint64_t id = 0;
+  request.hold = true;
+  expect_ok(quire_engine_submit(engine, &request, &id, &error), &error);
+  if (cell->company == EXACT_AMONG) {
+    serve_among(cell, engine, id, result);
+  } else {
+    serve_preempted(cell, engine, id, result);
+  }
+  assert_true(quire_engine_watch(engine, id));
+  exact_engine_collect(engine, result);
+  assert_true(quire_engine_cancel(engine, id));
+  serve_rest(engine);
+}
+
 void exact_cell_run(const struct exact_cell *cell, struct exact_result *result_out) {
   int32_t ctx =
       cell->length + cell->new_max > WARM_TOKENS + WARM_NEW ? cell->length + cell->new_max : WARM_TOKENS + WARM_NEW;
   int32_t cache = 2 * ctx + WARM_TOKENS + (cell->slack_pages + 4) * QUIRE_PAGE_TOKENS;
+  if (cell->company == EXACT_PREEMPTED) { /* as the request needs, or the one before it, and few more */
+    int32_t pages = (cell->length + cell->new_max + QUIRE_PAGE_TOKENS - 1) / QUIRE_PAGE_TOKENS + OTHER_PAGES;
+    cache = pages * QUIRE_PAGE_TOKENS;
+  }
   struct quire_engine *engine = exact_engine_open(cell, ctx, cache);
   if (cell->warm) {
     int32_t tokens[WARM_TOKENS];
@@ -259,9 +396,13 @@ void exact_cell_run(const struct exact_cell *cell, struct exact_result *result_o
     exact_engine_run(engine, &request, NULL);
   }
   int32_t hit = prepare(cell, engine);
-  struct quire_engine_request request = exact_request(cell);
-  exact_engine_run(engine, &request, result_out);
-  assert_int_equal(result_out->hit, hit);
+  if (cell->company == EXACT_ALONE) {
+    struct quire_engine_request request = exact_request(cell);
+    exact_engine_run(engine, &request, result_out);
+    assert_int_equal(result_out->hit, hit);
+  } else {
+    run_in_company(cell, engine, result_out);
+  }
   exact_engine_check_idle(engine);
   quire_engine_destroy(engine);
 }

@@ -34,6 +34,14 @@ enum exact_sampling {
   EXACT_SAMPLINGS,
 };
 
+/* Who runs beside the request. */
+enum exact_company {
+  EXACT_ALONE,
+  EXACT_AMONG,     /* seven others of mixed lengths, some with the same prefix, one of them given up */
+  EXACT_PREEMPTED, /* as many, which take its pages in the middle of its way */
+  EXACT_COMPANIES,
+};
+
 struct exact_cell {
   struct exact_model *model;
   enum quire_dtype compute;
@@ -54,6 +62,7 @@ struct exact_cell {
   uint64_t copy_seed;
   bool debug; /* of the shared pages: it must find nothing */
 
+  enum exact_company company;
   bool warm; /* another prompt ran before, so that page ids are others */
   enum exact_source source;
   int32_t slack_pages; /* of the cache, beyond what is needed */
@@ -68,6 +77,7 @@ struct exact_cell {
 
 struct exact_result {
   int32_t hit;
+  bool ended;
   int32_t count; /* rows of the request in pages */
   int32_t drawn;
   int32_t token[EXACT_NEW_MAX];
@@ -100,7 +110,10 @@ void exact_engine_collect(struct quire_engine *engine, struct exact_result *resu
 /* Laws hold, and with no request every page is free or cached. */
 void exact_engine_check_idle(struct quire_engine *engine);
 
-/* The whole cell: engine, history, request. */
+/* Ticks until the request has ended; its tokens into result. Other events are dropped. */
+void exact_engine_serve(struct quire_engine *engine, uint64_t id, struct exact_result *result);
+
+/* The whole cell: engine, history, request, company. */
 void exact_cell_run(const struct exact_cell *cell, struct exact_result *result_out);
 /* False, with the first difference in text, unless got equals the reference in everything got has: a result without
  * draft layer is compared in its target parts. */
