@@ -21,6 +21,8 @@ static const struct bench_entry entries[] = {
     {"decode", "the same of decode", true, bench_decode},
     {"capacity", "tokens a memory budget holds, for 1 to 8 ranks; with --model, met in a run", false, bench_capacity},
     {"ttft", "first token of a short request beside a long prefill, in chunks of that prefill", true, bench_ttft},
+    {"controller", "a tick of the controller with 256 and 1,024 requests that decode; a page of the pool", false,
+     bench_controller},
     {"tree", "chains of 2,048 pages in a tree of a million, against hash, compare and pointer chase", false,
      bench_tree},
     {"http", "/livez and streams of a stub model, with the tokenizer of --model, against a bare epoll loop", false,

@@ -19,6 +19,7 @@ enum quire_status bench_view(struct bench *bench, struct quire_error *error_out)
 enum quire_status bench_prefill(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_decode(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_capacity(struct bench *bench, struct quire_error *error_out);
+enum quire_status bench_controller(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_tree(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_ttft(struct bench *bench, struct quire_error *error_out);
 enum quire_status bench_http(struct bench *bench, struct quire_error *error_out);

@@ -311,8 +311,18 @@ static void grow(struct quire_engine *engine) {
   }
 }
 
+static bool anybody_paused(const struct quire_engine *engine) {
+  for (int32_t i = 0; i < engine->running_count; i++) {
+    if ((engine->shown[i].flags & QUIRE_SCHED_PAUSED) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void quire_engine_admit(struct quire_engine *engine) {
-  bool room = engine->running_count < engine->running_max;
+  bool waits = engine->states[QUIRE_SCHED_WAITING] > 0;
+  bool room = waits && (engine->running_count < engine->running_max || anybody_paused(engine));
   int32_t available = quire_cache_available(engine->cache);
   struct quire_sched_snapshot snapshot = {
       .running = engine->shown,

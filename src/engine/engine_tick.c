@@ -4,6 +4,16 @@
 #include "base/assert.h"
 #include "engine/engine_private.h"
 
+/* Requests lie apart in memory: those of the next entries are fetched while one is worked on. */
+#define AHEAD 6
+
+static void fetch(const struct quire_engine *engine, int32_t slot) {
+  const uint8_t *r = (const uint8_t *)&engine->requests[slot];
+  __builtin_prefetch(r);
+  __builtin_prefetch(r + 64);
+  __builtin_prefetch(r + 128);
+}
+
 /* --- decision to plan --- */
 
 /* What prefill and decode entries have in common. Only pages that the entry's rows need are announced to the ranks. */
@@ -107,6 +117,9 @@ static void build_plan(struct quire_engine *engine) {
   quire_step_plan_reset(engine->plan, ++engine->epoch, engine->geometry.ranks, engine->config.split);
   for (int32_t i = 0; i < decision->run_count; i++) {
     struct quire_sched_run run = decision->runs[i];
+    if (i + AHEAD < decision->run_count) {
+      fetch(engine, engine->running[decision->runs[i + AHEAD].index]);
+    }
     struct engine_request *r = &engine->requests[engine->running[run.index]];
     struct quire_step_entry entry = r->state == QUIRE_SCHED_PREFILL ? prefill_entry(engine, r, run.rows)
                                                                     : decode_entry(engine, r, run.rows, &recomputed);
@@ -130,6 +143,10 @@ static void keep_rows(const struct quire_engine *engine, const struct engine_req
   int32_t first = entry->begin > 0 ? entry->begin - 1 : 0;
   for (int32_t position = entry->begin; position < entry->end && position < r->prompt; position++) {
     r->rows[position] = rows[position - first];
+  }
+  if (entry->end >=
+      r->prompt) { /* what follows is no prompt: known only when it is computed again after a preemption */
+    r->rows[r->prompt - 1].logprob = 0.0f;
   }
   const struct quire_step_sampling *record = quire_step_entry_sampling(engine->plan, &engine->step.limits, entry);
   if (r->row_tops == NULL || record == NULL || record->row_top_count == 0) {
@@ -300,6 +317,9 @@ static enum quire_status run_plan(struct quire_engine *engine, struct quire_erro
     engine->decision.runs[i].index = engine->running[engine->decision.runs[i].index];
   }
   for (int32_t i = 0; i < count; i++) {
+    if (i + AHEAD < count) {
+      fetch(engine, engine->decision.runs[i + AHEAD].index);
+    }
     settle(engine, &engine->requests[engine->decision.runs[i].index], &entries[i], ack);
   }
   return QUIRE_OK;

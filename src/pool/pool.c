@@ -2,9 +2,11 @@
  * written once, and quire_pool_check adds the same up from nothing. */
 #include "pool/pool.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/bitmap.h"
 #include "layout/carve.h"
 
 #define TABLES_MAX 65536
@@ -47,7 +49,8 @@ struct quire_pool {
   struct stripe stripes[QUIRE_RANKS_MAX];
   struct page *pages;
   struct table *tables;
-  int32_t *scratch; /* [pages], of quire_pool_check */
+  uint64_t *open_tables; /* a bit a table */
+  int32_t *scratch;      /* [pages], of quire_pool_check */
 };
 
 /* Pages an allocation takes from each stripe, and what its chain then has there. */
@@ -81,6 +84,7 @@ static struct quire_pool *carve_pool(const struct quire_pool_config *config, str
   int32_t *free_pages = quire_carve(carve, config->geometry.pages, sizeof *free_pages);
   int32_t *scratch = quire_carve(carve, config->geometry.pages, sizeof *scratch);
   struct table *tables = quire_carve(carve, config->tables, sizeof *tables);
+  uint64_t *open_tables = quire_carve(carve, (int64_t)quire_bitmap_words(config->tables), sizeof *open_tables);
   int64_t entries = (int64_t)config->tables * config->table_pages;
   quire_page *table_pages = quire_carve(carve, entries, sizeof *table_pages);
   quire_page *table_shadows = quire_carve(carve, entries, sizeof *table_shadows);
@@ -90,6 +94,7 @@ static struct quire_pool *carve_pool(const struct quire_pool_config *config, str
   pool->pages = pages;
   pool->scratch = scratch;
   pool->tables = tables;
+  pool->open_tables = open_tables;
   pool->stripe_count = config->geometry.storage_ranks;
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     pool->stripes[s].free_pages = free_pages;
@@ -163,17 +168,27 @@ static struct page *page_of(const struct quire_pool *pool, quire_page page) {
 
 static bool in_use(const struct page *page) { return page->refs > 0 || page->pins > 0; }
 
+/* The sum that a page of a state belongs to. */
+static int32_t *state_sum(struct quire_pool_counts *counts, uint8_t state) {
+  static const uint8_t offsets[] = {
+      [QUIRE_PAGE_FREE] = offsetof(struct quire_pool_counts, free),
+      [QUIRE_PAGE_FILLING] = offsetof(struct quire_pool_counts, filling),
+      [QUIRE_PAGE_SEALED] = offsetof(struct quire_pool_counts, sealed),
+      [QUIRE_PAGE_QUARANTINED] = offsetof(struct quire_pool_counts, quarantined),
+  };
+  return (int32_t *)(void *)((uint8_t *)counts + offsets[state]);
+}
+
 static void account(struct quire_pool_counts *counts, const struct page *page, int32_t sign) {
-  bool cached = (page->flags & PAGE_CACHED) != 0;
-  counts->free += page->state == QUIRE_PAGE_FREE ? sign : 0;
-  counts->filling += page->state == QUIRE_PAGE_FILLING ? sign : 0;
-  counts->sealed += page->state == QUIRE_PAGE_SEALED ? sign : 0;
-  counts->quarantined += page->state == QUIRE_PAGE_QUARANTINED ? sign : 0;
-  counts->cached += cached ? sign : 0;
-  counts->evictable += cached && !in_use(page) ? sign : 0;
-  counts->lost += page->state == QUIRE_PAGE_QUARANTINED && (page->flags & PAGE_LOST) != 0 ? sign : 0;
+  *state_sum(counts, page->state) += sign;
   counts->refs += sign * page->refs;
   counts->pins += sign * page->pins;
+  if (page->flags != 0) {
+    bool cached = (page->flags & PAGE_CACHED) != 0;
+    counts->cached += cached ? sign : 0;
+    counts->evictable += cached && !in_use(page) ? sign : 0;
+    counts->lost += page->state == QUIRE_PAGE_QUARANTINED && (page->flags & PAGE_LOST) != 0 ? sign : 0;
+  }
 }
 
 /* The only writer of a page's record. */
@@ -191,6 +206,12 @@ static void change(struct quire_pool *pool, quire_page id, struct page to) {
   }
 }
 
+static void make_free(struct quire_pool *pool, quire_page id) {
+  struct stripe *stripe = &pool->stripes[stripe_of(pool, id)];
+  stripe->free_pages[stripe->counts.free] = id.v;
+  change(pool, id, (struct page){.state = QUIRE_PAGE_FREE});
+}
+
 /* A quarantined page without pins is free, unless the hook pins it once more. */
 static void settle(struct quire_pool *pool, quire_page id) {
   struct page *page = page_of(pool, id);
@@ -202,9 +223,7 @@ static void settle(struct quire_pool *pool, quire_page id) {
       return;
     }
   }
-  struct stripe *stripe = &pool->stripes[stripe_of(pool, id)];
-  stripe->free_pages[stripe->counts.free] = id.v;
-  change(pool, id, (struct page){.state = QUIRE_PAGE_FREE});
+  make_free(pool, id);
 }
 
 static void retire(struct quire_pool *pool, quire_page id) {
@@ -228,6 +247,10 @@ static void ref(struct quire_pool *pool, quire_page id) {
 static void unref(struct quire_pool *pool, quire_page id) {
   struct page to = *page_of(pool, id);
   QUIRE_ASSERT(to.refs > 0);
+  if (to.refs == 1 && to.pins == 0 && to.flags == 0 && pool->hooks.retired == NULL) {
+    make_free(pool, id); /* retired and settled in one */
+    return;
+  }
   to.refs--;
   change(pool, id, to);
   if (to.refs == 0 && (to.flags & PAGE_CACHED) == 0) {
@@ -402,15 +425,15 @@ static struct table *table_of(const struct quire_pool *pool, quire_table_id id) 
 }
 
 enum quire_status quire_pool_table_open(struct quire_pool *pool, quire_table_id *table_out) {
-  for (int32_t t = 0; t < pool->config.tables; t++) {
-    if (!pool->tables[t].open) {
-      pool->tables[t].open = true;
-      QUIRE_ASSERT(pool->tables[t].count == 0 && pool->tables[t].own == 0);
-      table_out->v = t;
-      return QUIRE_OK;
-    }
+  int32_t t = (int32_t)quire_bitmap_next_zero(pool->open_tables, pool->config.tables, 0);
+  if (t < 0) {
+    return QUIRE_ERR_AGAIN;
   }
-  return QUIRE_ERR_AGAIN;
+  QUIRE_ASSERT(!pool->tables[t].open && pool->tables[t].count == 0 && pool->tables[t].own == 0);
+  pool->tables[t].open = true;
+  quire_bitmap_set(pool->open_tables, t);
+  table_out->v = t;
+  return QUIRE_OK;
 }
 
 static void append(struct quire_pool *pool, struct table *table, quire_page page) {
@@ -508,6 +531,7 @@ void quire_pool_table_truncate(struct quire_pool *pool, quire_table_id id, int32
 void quire_pool_table_close(struct quire_pool *pool, quire_table_id id) {
   quire_pool_table_truncate(pool, id, 0);
   table_of(pool, id)->open = false;
+  quire_bitmap_clear(pool->open_tables, id.v);
 }
 
 const quire_page *quire_pool_table_pages(const struct quire_pool *pool, quire_table_id id, int32_t *count_out) {
@@ -619,6 +643,9 @@ static bool check_tables(const struct quire_pool *pool, struct quire_error *why_
   for (int32_t t = 0; t < pool->config.tables; t++) {
     const struct table *table = &pool->tables[t];
     int32_t chain[QUIRE_RANKS_MAX] = {0};
+    if (table->open != quire_bitmap_test(pool->open_tables, t)) {
+      return fault(why_out, "a page table is open and not, or not and open", t);
+    }
     if (!table->open && table->count != 0) {
       return fault(why_out, "a closed page table has pages", t);
     }

@@ -123,9 +123,22 @@ static bool follows(const struct quire_sched_limits *limits, const struct quire_
   return w->follow_ticks >= 0 && w->follow_ticks < limits->follow_ticks_max;
 }
 
+/* Of those that stand still the last in order, or -1. */
+static int32_t last_paused(const struct quire_sched_snapshot *s) {
+  int32_t last = -1;
+  for (int32_t i = 0; i < s->running_count; i++) {
+    const struct quire_sched_running *r = &s->running[i];
+    if (paused(r) && can_give_way(r) && (last < 0 || before(&s->running[last], r))) {
+      last = i;
+    }
+  }
+  return last;
+}
+
 static void choose_admits(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *s,
                           struct quire_sched_decision *out) {
   struct room room = room_of(limits, s);
+  room.blocked = room.slots <= 0 && s->waiting_count > 0;
   for (int32_t i = 0; i < s->waiting_count && room.slots > 0 && room.prefills > 0; i++) {
     const struct quire_sched_waiting *w = &s->waiting[i];
     bool is_long = w->left > quire_sched_short_max(limits);
@@ -144,6 +157,10 @@ static void choose_admits(const struct quire_sched_limits *limits, const struct 
     room.prefills--;
     room.longs -= is_long;
     room.pages -= w->pages;
+  }
+  int32_t idle = room.blocked && out->admit_count == 0 && s->pages_coming == 0 ? last_paused(s) : -1;
+  if (idle >= 0) { /* what it holds is of use to others */
+    out->victims[out->victim_count++] = idle;
   }
 }
 

@@ -35,8 +35,8 @@
  * bypass_max times. A request whose next page a running prefill is about to fill waits for it, at most
  * follow_ticks_max.
  *
- * Preemption. Only when running requests need pages that are not there: paused requests first, then the last in order
- * gives way. The first in order is never preempted, so it comes to its end; whatever gives way keeps its sealed pages in
+ * Preemption. When running requests need pages that are not there: paused requests first, then the last in order gives
+ * way. When nobody can enter for want of pages or places: paused requests alone, one a tick. The first in order is never preempted, so it comes to its end; whatever gives way keeps its sealed pages in
  * the cache and finds them again. While pages are on their way (poison, copies) nobody gives way for them.
  *
  * Pure; threads: any. Nothing fails. */

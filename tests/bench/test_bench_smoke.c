@@ -67,6 +67,7 @@ static const struct {
     {"tree", "", "of compare"},
     {"ttft", "--model %M", "chunks more than alone"},
     {"http", "--model %M", "of bare epoll loop"},
+    {"controller", "", "of copy of records"},
 };
 
 static void expand(const char *text, char *out) {

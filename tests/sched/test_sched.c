@@ -279,6 +279,33 @@ static void the_last_in_order_gives_way(void **unused) {
   assert_int_equal(s.victims[0], 2);
 }
 
+/* Somebody waits, for pages or for a place: who stands still with them gives way, and nobody else. */
+static void who_stands_still_gives_way(void **unused) {
+  (void)unused;
+  struct scene s;
+  scene_init(&s);
+  for (int i = 0; i < 5; i++) {
+    run(&s, QUIRE_SCHED_DECODE, 0);
+  }
+  s.snapshot.pages_available = 6;
+  wait_for(&s, 10, 8);
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0);
+  s.running[1].flags = QUIRE_SCHED_PAUSED;
+  s.running[2].flags = QUIRE_SCHED_PAUSED;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 1);
+  assert_int_equal(s.victims[0], 2);
+  s.waiting[0].pages = 3; /* it can enter: nobody has to go */
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0);
+  assert_int_equal(s.decision.admit_count, 1);
+  s.limits.running_max = 5;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 1);
+  assert_int_equal(s.decision.admit_count, 0);
+}
+
 static void nobody_gives_way_for_pages_that_come(void **unused) {
   (void)unused;
   struct scene s;
@@ -340,6 +367,7 @@ int main(void) {
       cmocka_unit_test(long_ones_compute_few_at_a_time),
       cmocka_unit_test(a_follower_waits_within_bounds),
       cmocka_unit_test(the_last_in_order_gives_way),
+      cmocka_unit_test(who_stands_still_gives_way),
       cmocka_unit_test(nobody_gives_way_for_pages_that_come),
       cmocka_unit_test(the_first_in_order_is_never_preempted),
       cmocka_unit_test(states_have_names_and_ends),

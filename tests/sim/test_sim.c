@@ -11,6 +11,7 @@
 
 #include "base/rng.h"
 #include "support/seed.h"
+#include "support/sim_engine.h"
 #include "support/sim_life.h"
 
 #define LIVES 40
@@ -87,10 +88,67 @@ static void every_way_is_taken(void **unused) {
   }
 }
 
+/* A request stands still with its pages, and others need them: it gives way, and they come to their ends. */
+static void who_stands_still_gives_way(void **unused) {
+  (void)unused;
+  uint64_t seed = test_seed("who_stands_still_gives_way");
+  for (int round = 0; round < 400; round++) {
+    struct sim_engine s;
+    sim_engine_defaults(&s);
+    int32_t count = 1 + (int32_t)quire_splitmix64_below(&seed, 600), tokens[600];
+    int32_t pages = (count + 4 + QUIRE_PAGE_TOKENS - 1) / QUIRE_PAGE_TOKENS + 5;
+    static const int32_t chunks[] = {64, 100, 512, 700};
+    s.config.ranks = 1 << quire_splitmix64_below(&seed, 3);
+    s.config.view = s.config.ranks == 1 ? QUIRE_VIEW_LOCAL : QUIRE_VIEW_PEER;
+    s.config.chunk_tokens = chunks[quire_splitmix64_below(&seed, 4)];
+    s.config.ctx_tokens = count + 4 > 152 ? count + 4 : 152;
+    s.config.cache_tokens = pages * QUIRE_PAGE_TOKENS;
+    s.config.running_max = 8;
+    s.config.queue_max = 8;
+    s.config.headroom_tokens = 1;
+    s.config.poison = quire_splitmix64_below(&seed, 2) == 0;
+    sim_engine_open(&s);
+    uint64_t first = 0, other = 0;
+    sim_prompt(1, 600, 1, count, tokens);
+    struct quire_engine_request request = {.tokens = tokens, .count = count, .new_max = 4, .hold = true};
+    if (quire_splitmix64_below(&seed, 2) == 0) {
+      assert_int_equal(quire_engine_start(s.engine, &request, NULL, NULL), QUIRE_OK);
+      struct quire_engine_event event = {0};
+      assert_int_equal(quire_engine_step(s.engine, &event, NULL), QUIRE_OK);
+      quire_engine_finish(s.engine);
+    }
+    assert_int_equal(quire_engine_submit(s.engine, &request, &first, NULL), QUIRE_OK);
+    for (uint64_t i = quire_splitmix64_below(&seed, 4) + 1; i > 0; i--) {
+      assert_int_equal(quire_engine_tick(s.engine, 0, NULL), QUIRE_OK);
+    }
+    quire_engine_pause(s.engine, first, true);
+    for (uint64_t i = 0; i < 7; i++) {
+      sim_prompt(1, i % 2 == 0 ? 60 : 0, i, 62, tokens);
+      request = (struct quire_engine_request){.tokens = tokens, .count = 62, .new_max = 5, .priority = 1};
+      assert_int_equal(quire_engine_submit(s.engine, &request, &other, NULL), QUIRE_OK);
+    }
+    int32_t done = 0;
+    struct quire_engine_event event;
+    for (int32_t tick = 0; done < 7; tick++) {
+      assert_int_equal(quire_engine_tick(s.engine, 0, NULL), QUIRE_OK);
+      assert_true(quire_engine_check_laws(s.engine, NULL));
+      while (quire_engine_poll(s.engine, &event, 1) == 1) {
+        done += event.id != first && event.kind == QUIRE_EVENT_DONE;
+      }
+      if (tick == 2000) {
+        fail_msg("round %d: %d tokens, chunk %d, %d ranks: nobody gives way", round, count, s.config.chunk_tokens,
+                 s.config.ranks);
+      }
+    }
+    sim_engine_close(&s);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(without_faults),   cmocka_unit_test(with_faults),        cmocka_unit_test(in_a_tight_pool),
-      cmocka_unit_test(a_seed_is_a_life), cmocka_unit_test(every_way_is_taken),
+      cmocka_unit_test(without_faults),     cmocka_unit_test(with_faults),
+      cmocka_unit_test(in_a_tight_pool),    cmocka_unit_test(a_seed_is_a_life),
+      cmocka_unit_test(every_way_is_taken), cmocka_unit_test(who_stands_still_gives_way),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -302,6 +302,7 @@ static void submit_others(const struct exact_cell *cell, struct quire_engine *en
     }
     struct quire_engine_request request = exact_request(cell);
     request.sampling.prompt_logprobs = false;
+    request.stop_count = 0;
     request.tokens = tokens;
     request.count = cell->company == EXACT_PREEMPTED ? OTHER_TOKENS : 1 + (i * 17 + cell->length) % OTHER_TOKENS;
     request.new_max = cell->company == EXACT_PREEMPTED ? OTHER_NEW : 1 + i % OTHER_NEW;
@@ -339,11 +340,11 @@ static void serve_preempted(const struct exact_cell *cell, struct quire_engine *
   if (runs) {
     assert_true(quire_engine_pause(engine, id, true));
   }
-  while (quire_engine_stats(engine, &stats), stats.preempted == 0 && runs && stats.done < OTHERS) {
+  for (int32_t i = 0; quire_engine_stats(engine, &stats), stats.preempted == 0 && runs; i++) {
+    assert_true(i < 2000); /* nobody gives way */
     expect_ok(quire_engine_tick(engine, 0, &error), &error);
     take_events(engine, id, result);
   }
-  assert_true(stats.preempted > 0 || !runs);
   quire_engine_pause(engine, id, false);
   exact_engine_serve(engine, id, result);
 }
