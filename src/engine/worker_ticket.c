@@ -252,11 +252,16 @@ int32_t quire_worker_ready(struct quire_worker *worker, quire_ticket *tickets_ou
     }
     struct ticket *t = quire_worker_ticket(worker, ticket);
     QUIRE_ASSERT(t != NULL); /* being listed kept it */
-    bool closed = (__atomic_load_n(&t->state, __ATOMIC_ACQUIRE) & TICKET_CLOSED) != 0;
-    quire_worker_ticket_bits(worker, t, 0, TICKET_LISTED);
-    if (!closed) {
+    if ((__atomic_load_n(&t->state, __ATOMIC_ACQUIRE) & TICKET_CLOSED) != 0) {
+      quire_worker_ticket_bits(worker, t, 0, TICKET_LISTED);
+    } else {
       tickets_out[count++] = ticket;
     }
+  }
+  /* only now may they be listed again: otherwise one would be in this answer twice, and its reader, who may close it at
+   * the first, would take from it at the second */
+  for (int32_t i = 0; i < count; i++) {
+    quire_worker_ticket_bits(worker, quire_worker_ticket(worker, tickets_out[i]), 0, TICKET_LISTED);
   }
   return count;
 }

@@ -53,6 +53,8 @@ static void expect_idle(struct quire_worker *worker) {
   struct quire_worker_stats stats = {0};
   struct quire_error why = {0};
   for (int i = 0; i < 2000; i++) {
+    quire_ticket news[4]; /* of tickets that were closed before their news was read: they are kept until then */
+    quire_worker_ready(worker, news, 4);
     quire_worker_stats(worker, &stats);
     if (quire_worker_idle(worker) && stats.tickets == 0 && stats.cache.requests == 0) {
       break;
