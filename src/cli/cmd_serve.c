@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -20,6 +21,8 @@
 
 #define MB(bytes) ((double)(bytes)*1e-6)
 #define SERVE_RING_EVENTS 64
+/* Beside connections: files of the model, threads' wakes, the loop. */
+#define SERVE_OTHER_DESCRIPTORS 128
 
 static const char *const log_formats[] = {"text", "json", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
@@ -372,8 +375,24 @@ static void print_summary(const struct serving *serving) {
 
 /* --- life --- */
 
+/* Descriptors for every connection, as far as the system lets this process have them. */
+static void raise_descriptors(const struct serving *serving) {
+  struct rlimit limit;
+  rlim_t wanted = (rlim_t)serving->http.connections + SERVE_OTHER_DESCRIPTORS;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) {
+    return;
+  }
+  limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < wanted) {
+    quire_env_log(&serving->env, QUIRE_LOG_WARN, "fewer descriptors than connections limit=%llu connections=%lld",
+                  (unsigned long long)limit.rlim_cur, (long long)serving->http.connections);
+  }
+}
+
 static enum quire_status start_server(struct serving *serving, struct quire_error *error_out) {
   sigset_t set = block_signals();
+  raise_descriptors(serving);
   enum quire_status status = quire_server_create(&serving->env, &serving->http, &serving->server, error_out);
   if (status == QUIRE_OK) {
     status = watch_signals(serving, set, error_out);

@@ -6,8 +6,10 @@ ctest: timeout=240 labels=slow
 import concurrent.futures
 import json
 import os
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -138,6 +140,19 @@ def check_options():
         assert failed.returncode == 2 and named in failed.stderr, (arguments, failed)
 
 
+def check_descriptors():
+    """A shell's soft limit is raised as far as it may be; 300 connections are held at once."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    server = Server("--max-connections", "400")
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+    server.settled(lambda: server.metric("quire_http_connections") >= 300, "connections are not taken")
+    for connection in held:
+        connection.close()
+    assert server.end() == 0
+
+
 def check_signals():
     """Unready at once, open requests end, exit 0; a second signal ends at once."""
     server = Server("--drain-delay", "0.5", "--ctx-tokens", "4000", "--max-running", "2")
@@ -170,6 +185,7 @@ def main():
     server.check_empty()
     assert server.end() == 0
     check_options()
+    check_descriptors()
     check_signals()
     print("served text is that of quire run; curl, options and signals as they should be")
 
