@@ -37,7 +37,6 @@ static struct event_base *create_base(void) {
     return NULL;
   }
   event_config_set_flag(config, EVENT_BASE_FLAG_NOLOCK);
-  event_config_set_flag(config, EVENT_BASE_FLAG_EPOLL_USE_CHANGELIST);
   struct event_base *base = event_base_new_with_config(config);
   event_config_free(config);
   return base;
