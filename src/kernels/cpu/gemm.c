@@ -65,7 +65,6 @@ struct chunk {
   float *out;   /* of the same: Y itself or the stage */
   int64_t out_ld;
   bool first, last;
-  bool opens;                  /* the first of its block to read this chunk of x */
   int64_t next_column, next_k; /* of W, soon wanted */
 };
 

@@ -16,6 +16,7 @@
 #include "kernels/cpu/topk.h"
 
 #define TILE_ROWS 8
+#define CACHE_LINE 64
 
 /* Scratch of one thread. */
 struct workspace {
@@ -156,6 +157,21 @@ static void keys_stage(const struct select_run *run, const struct quire_kv_sourc
   run->isa->stage_keys(keys, quantised, stage);
 }
 
+/* Asks for the keys at [position, end) as far as one stage and one run of them go, so that they arrive while others are
+ * scored. (Always inline: gcc takes a function that only prefetches for one without effect, and drops its calls.) */
+QUIRE_INLINE void keys_ask(const struct quire_select *op, const struct quire_kv_source *source, int32_t position,
+                           int32_t end) {
+  if (position >= end) {
+    return;
+  }
+  int32_t count = end - position < QUIRE_SELECT_KEYS ? end - position : QUIRE_SELECT_KEYS;
+  struct quire_span span = quire_span_at(source, &op->part, position, count);
+  int64_t bytes = (int64_t)span.rows * op->part.piece[0].row_bytes;
+  for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
+    __builtin_prefetch(span.piece[0] + at);
+  }
+}
+
 /* Scores positions [begin, end) for the rows of a tile, as far as each sees, into their lists. */
 static void tile_score(const struct select_run *run, const struct workspace *ws, struct tile tile, int32_t begin,
                        int32_t end) {
@@ -176,6 +192,7 @@ static void tile_score(const struct select_run *run, const struct workspace *ws,
     float scores[QUIRE_SELECT_KEYS];
     int32_t count = end - position < QUIRE_SELECT_KEYS ? end - position : QUIRE_SELECT_KEYS;
     keys_stage(run, source, ws->stage, position, count, scales);
+    keys_ask(op, source, position + QUIRE_SELECT_KEYS, end);
     for (int32_t row = tile.begin; row < tile.end; row++) {
       int32_t slot = row - tile.begin;
       int32_t seen = op->rows.limit[row] - position;
