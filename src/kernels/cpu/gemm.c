@@ -322,12 +322,25 @@ static bool rows_compute(const struct plan *p, int64_t row, int32_t rows, int64_
   return true;
 }
 
+/* Asks for the beginning of a part of W: what comes later is asked for on the way. (Always inline, as next_ask.) */
+QUIRE_INLINE void few_open(const struct plan *p, struct quire_gemm_part part) {
+  const struct quire_weight *w = &p->gemm->w;
+  const uint8_t *from = element(w->data, w->dtype, part.column_begin * w->ld);
+  int64_t bytes = ((part.column_end - part.column_begin - 1) * w->ld + w->k) * dtype_bytes(w->dtype);
+  for (int64_t at = 0; at < bytes && at < QUIRE_GEMM_AHEAD; at += CACHE_LINE) {
+    __builtin_prefetch(from + at);
+  }
+}
+
 /* Few rows by whole n-tiles that need no stage, as many as there are; returns the columns that are left. */
 static int64_t few_compute(const struct plan *p, struct quire_gemm_part part) {
   int64_t rows = part.row_end - part.row_begin;
   int64_t rows_max = p->gemm->w.dtype == QUIRE_DTYPE_FP8 ? 1 : ROW_GROUP;
   bool suits = p->bf16 && rows <= rows_max && rows != 3 && p->gemm->w.k % QUIRE_GEMM_ROW_STEP == 0;
   int64_t column = part.column_begin;
+  if (suits) {
+    few_open(p, part);
+  }
   while (suits && part.column_end - column >= QUIRE_GEMM_COLUMNS &&
          rows_compute(p, part.row_begin, (int32_t)rows, column)) {
     column += QUIRE_GEMM_COLUMNS;

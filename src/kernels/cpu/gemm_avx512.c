@@ -260,13 +260,12 @@ QUIRE_LOOK_UP static int64_t e4m3_looked_up(const uint8_t *x, uint16_t *y, int64
 
 /* --- few rows --- */
 
-#define AHEAD_BYTES 16384
 #define LINE 64
 
 /* A pass reads some columns of W side by side, a line of each at a time, and asks for the columns after them one line
  * behind another, as they lie in memory: that is nearly twice as fast as asking for the same place of each. Where
  * columns are short it looks several passes ahead. */
-QUIRE_INLINE int64_t ahead_bytes(int64_t pass) { return (AHEAD_BYTES + pass - 1) / pass * pass; }
+QUIRE_INLINE int64_t ahead_bytes(int64_t pass) { return (QUIRE_GEMM_AHEAD + pass - 1) / pass * pass; }
 
 #define ROW_COLUMNS 4 /* of bf16 in a pass */
 
