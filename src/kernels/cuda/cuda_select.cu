@@ -52,10 +52,6 @@ template <int HEADS_, int ROWS_, int ROW_GROUPS_> struct shape {
   static constexpr int EPOCH = SELECT_EPOCH_KEYS / KEYS / LINE * LINE;
   static constexpr int FIXED_BYTES =
       TILE_ROWS * (HEADS * KEY_BYTES + TOPK_BINS * 4) + ROW_GROUPS * CUTTERS * (int)sizeof(struct topk_work) + 4096;
-  /* Between copies and the tensor cores that read them stands a fence. The copying threads have it where the multiplying
-   * ones are short of time. Where keys come from memory, one row a tile, the multiplying threads have it, and a stage
-   * is theirs the moment it is there, whatever else is under way. */
-  static constexpr bool READERS_FENCE = ROWS == 1;
   static constexpr int STAGE_BYTES = KEYS * (KEY_BYTES + 4);
   static constexpr int STAGES_FIT = (SHARED_MAX - FIXED_BYTES) / STAGE_BYTES;
   static constexpr int STAGES = STAGES_FIT < STAGES_MAX ? STAGES_FIT : STAGES_MAX;
@@ -240,9 +236,8 @@ template <typename S, int COUNT> QUIRE_DEVICE void stage_full(struct block_memor
   turn_next<S>(turn);
 }
 
-/* Every stage is a group of copies; heads go with the stage that follows them. A stage hands itself over when its copies
- * are there; where the copying threads have the fence it is handed over S::AHEAD stages later, so that many are under
- * way, and all of a tile are before its heads may be overwritten. */
+/* Every stage is a group of copies; heads go with the stage that follows them. A stage is handed over S::AHEAD
+ * stages later, so that many are under way; all of a tile are before its heads may be overwritten. */
 template <typename S> QUIRE_DEVICE void copy_keys(const struct select_args &args, struct block_memory<S> *shared) {
   struct walk walk = walk_begin(args);
   struct item item;
@@ -262,13 +257,10 @@ template <typename S> QUIRE_DEVICE void copy_keys(const struct select_args &args
       int32_t position = base + unit * S::KEYS;
       hopper_barrier_wait(&shared->empty[turn.stage], turn.phase ^ 1);
       copy_stage<S>(args, shared, turn.stage, source, position, pages);
-      if (S::READERS_FENCE) {
-        hopper_copies_arrive(&shared->full[turn.stage]);
-      }
       hopper_copies_commit();
       pages_find<S>(args, source, position + S::KEYS, item.tile.limit, &pages);
       turn_next<S>(&turn);
-      if (!S::READERS_FENCE && ++ahead > S::AHEAD) {
+      if (++ahead > S::AHEAD) {
         stage_full<S, S::AHEAD>(shared, &handed);
         ahead--;
       }
@@ -277,7 +269,6 @@ template <typename S> QUIRE_DEVICE void copy_keys(const struct select_args &args
       stage_full<S, 0>(shared, &handed);
     }
   }
-  hopper_copies_wait<0>(); /* no thread may end while its copies are under way */
 }
 
 /* --- multiplying --- */
@@ -611,9 +602,6 @@ QUIRE_DEVICE void line_score(const struct select_args &args, struct block_memory
   float scores[UNITS][S::SCORES];
   float products[S::ROWS > 1 ? S::COLUMNS / 4 : S::COLUMNS / 2];
   hopper_barrier_wait(&shared->full[turn->stage], turn->phase);
-  if (S::READERS_FENCE) {
-    hopper_proxy_fence();
-  }
   products_issue(products, keys_at<S>(bench.operands, turn->stage), bench.operands.heads);
 #pragma unroll
   for (int unit = 0; unit < UNITS; unit++) {

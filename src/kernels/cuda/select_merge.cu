@@ -18,31 +18,31 @@ QUIRE_DEVICE bool tile_cut(const struct select_args &args, int piece, int pieces
   return tile_out->begin < border && select_piece_begin(units, piece - 1, pieces) <= tile_out->begin;
 }
 
-struct slots {
-  struct topk_segment segment[PIECES_MAX];
-  int count;
-};
-
-/* The slots of a row of the tile, one a piece, in no order. A thread looks at one piece. */
-QUIRE_DEVICE void collect(const struct select_args &args, const struct select_tile &tile, int piece, int tile_row,
-                          struct slots *slots_out) {
-  int at = piece - 1 + (int)threadIdx.x;
-  if (at > (int)gridDim.x) {
-    return;
+/* The slots of a row of the tile, one a piece. */
+QUIRE_DEVICE int collect(const struct select_args &args, const struct select_tile &tile, int piece, int tile_row,
+                         struct topk_segment *segments) {
+  int pieces = gridDim.x + 1;
+  int count = 0;
+  for (int at = piece - 1; at < pieces; at++) {
+    int64_t begin = select_piece_begin(args.plan->units, at, pieces);
+    int64_t end = select_piece_begin(args.plan->units, at + 1, pieces);
+    if (begin >= tile.begin + tile.units) {
+      break;
+    }
+    if (begin < end) {
+      int64_t slot = ((int64_t)at * 2 + (begin <= tile.begin ? 1 : 0)) * args.tile_rows + tile_row;
+      segments[count].candidates = args.slots + slot * args.topk;
+      segments[count].count = args.slot_counts[slot];
+      count++;
+    }
   }
-  int64_t begin = select_piece_begin(args.plan->units, at, (int)gridDim.x + 1);
-  int64_t end = select_piece_begin(args.plan->units, at + 1, (int)gridDim.x + 1);
-  if (begin < end && begin < tile.begin + tile.units) {
-    int64_t slot = ((int64_t)at * 2 + (begin <= tile.begin ? 1 : 0)) * args.tile_rows + tile_row;
-    struct topk_segment *segment = &slots_out->segment[atomicAdd(&slots_out->count, 1)];
-    segment->candidates = args.slots + slot * args.topk;
-    segment->count = args.slot_counts[slot];
-  }
+  return count;
 }
 
 static __global__ void __launch_bounds__(THREADS) merge(const struct select_args args) {
   __shared__ struct topk_work work;
-  __shared__ struct slots slots;
+  __shared__ struct topk_segment segments[PIECES_MAX];
+  __shared__ int segment_count;
   struct select_tile tile;
   int piece = (int)blockIdx.x + 1;
   int tile_row = (int)blockIdx.y;
@@ -52,16 +52,14 @@ static __global__ void __launch_bounds__(THREADS) merge(const struct select_args
     return;
   }
   if (threadIdx.x == 0) {
-    slots.count = 0;
+    segment_count = collect(args, tile, piece, tile_row, segments);
   }
   __syncthreads();
-  collect(args, tile, piece, tile_row, &slots);
-  __syncthreads();
   struct topk_group group = {&work, (int)threadIdx.x, THREADS, 1};
-  struct topk_segments from = {slots.segment, slots.count};
+  struct topk_segments from = {segments, segment_count};
   int32_t total = 0;
-  for (int i = 0; i < slots.count; i++) {
-    total += slots.segment[i].count;
+  for (int i = 0; i < segment_count; i++) {
+    total += segments[i].count;
   }
   int64_t row = tile.row + tile_row;
   uint64_t pivot = total > args.topk ? topk_pivot(group, from, args.topk) : 0;
