@@ -98,9 +98,14 @@ static bool has_leader(struct quire_engine *engine, struct engine_request *r) {
     return true;
   }
   r->leader = 0;
-  for (int32_t i = 0; i < engine->running_count; i++) {
+  int32_t prefills = engine->states[QUIRE_SCHED_PREFILL];
+  for (int32_t i = 0; i < engine->running_count && prefills > 0; i++) {
     const struct engine_request *other = &engine->requests[engine->running[i]];
-    if (engine->shown[i].state != QUIRE_SCHED_PREFILL || !quire_hash128_equal(other->root, r->root)) {
+    if (engine->shown[i].state != QUIRE_SCHED_PREFILL) {
+      continue;
+    }
+    prefills--;
+    if (!quire_hash128_equal(other->root, r->root)) {
       continue;
     }
     int32_t pages = common_pages(engine, r, other);

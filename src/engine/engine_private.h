@@ -139,7 +139,9 @@ void quire_engine_dequeue(struct quire_engine *engine, struct engine_request *r)
 void quire_engine_show(struct quire_engine *engine, const struct engine_request *r);
 void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r);
 void quire_engine_run_remove(struct quire_engine *engine, struct engine_request *r);
-void quire_engine_emit(struct quire_engine *engine, const struct engine_request *r, struct quire_engine_event event);
+/* Appends an event with everything but its token, which the caller fills in where it is. */
+struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const struct engine_request *r,
+                                             enum quire_event_kind kind);
 /* Takes what the request holds and frees its slot from the next tick on; says nothing. */
 void quire_engine_retire(struct quire_engine *engine, struct engine_request *r);
 /* The request ends with r->error: event FAILED, everything given back. */

@@ -135,14 +135,24 @@ void quire_engine_run_remove(struct quire_engine *engine, struct engine_request 
 
 /* --- events and ends --- */
 
-void quire_engine_emit(struct quire_engine *engine, const struct engine_request *r, struct quire_engine_event event) {
+struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const struct engine_request *r,
+                                             enum quire_event_kind kind) {
   QUIRE_ASSERT(engine->events_count < engine->events_max);
   int32_t at = engine->events_first + engine->events_count++;
-  event.id = r->id;
-  event.tag = r->tag;
-  event.prefilled = r->computed < r->prompt ? r->computed : r->prompt;
-  event.cached = r->cached;
-  engine->events[at < engine->events_max ? at : at - engine->events_max] = event;
+  struct quire_engine_event *event = &engine->events[at < engine->events_max ? at : at - engine->events_max];
+  event->id = r->id;
+  event->tag = r->tag;
+  event->kind = kind;
+  event->position = r->count;
+  event->token = QUIRE_TOKEN_ABSENT;
+  event->logprob = 0.0f;
+  event->top_count = 0;
+  event->tops = NULL;
+  event->prefilled = r->computed < r->prompt ? r->computed : r->prompt;
+  event->cached = r->cached;
+  event->finish = (enum quire_finish)r->finish;
+  event->status = r->error.status;
+  return event;
 }
 
 int32_t quire_engine_poll(struct quire_engine *engine, struct quire_engine_event *events_out, int32_t max) {
@@ -179,10 +189,7 @@ void quire_engine_fail(struct quire_engine *engine, struct engine_request *r) {
     engine->stats.cancelled += cancelled;
     engine->stats.failed += !cancelled;
     r->ended = true;
-    quire_engine_emit(
-        engine, r,
-        (struct quire_engine_event){
-            .kind = QUIRE_EVENT_FAILED, .token = QUIRE_TOKEN_ABSENT, .position = r->count, .status = r->error.status});
+    quire_engine_emit(engine, r, QUIRE_EVENT_FAILED);
   }
   quire_engine_retire(engine, r);
 }

@@ -172,11 +172,7 @@ static bool is_stop(const struct engine_request *r, int32_t token) {
 static void say_done(struct quire_engine *engine, struct engine_request *r) {
   r->ended = true;
   engine->stats.done++;
-  quire_engine_emit(engine, r,
-                    (struct quire_engine_event){.kind = QUIRE_EVENT_DONE,
-                                                .token = QUIRE_TOKEN_ABSENT,
-                                                .position = r->count,
-                                                .finish = (enum quire_finish)r->finish});
+  quire_engine_emit(engine, r, QUIRE_EVENT_DONE);
 }
 
 /* All rows that will be are in pages. */
@@ -232,10 +228,10 @@ static void advance(struct quire_engine *engine, struct engine_request *r, const
   }
   const struct quire_step_result *result = result_of(engine, entry, ack);
   QUIRE_ASSERT(result->token != QUIRE_TOKEN_ABSENT);
-  struct quire_engine_event event = {
-      .kind = QUIRE_EVENT_TOKEN, .position = r->count, .token = result->token, .logprob = result->logprob};
-  event.tops = tops_of(engine, entry, ack, &event.top_count);
-  quire_engine_emit(engine, r, event);
+  struct quire_engine_event *event = quire_engine_emit(engine, r, QUIRE_EVENT_TOKEN);
+  event->token = result->token;
+  event->logprob = result->logprob;
+  event->tops = tops_of(engine, entry, ack, &event->top_count);
   r->tokens[r->count++] = result->token;
   engine->stats.drawn_tokens++;
   bool stop = is_stop(r, result->token);
@@ -329,10 +325,12 @@ static enum quire_status run_plan(struct quire_engine *engine, struct quire_erro
 
 /* At the border between two chunks another request may just have filled what this one would compute next. */
 static void rematch(struct quire_engine *engine) {
-  for (int32_t i = 0; i < engine->running_count; i++) {
+  int32_t prefills = engine->states[QUIRE_SCHED_PREFILL];
+  for (int32_t i = 0; i < engine->running_count && prefills > 0; i++) {
     if (engine->shown[i].state != QUIRE_SCHED_PREFILL) {
       continue;
     }
+    prefills--;
     struct engine_request *r = &engine->requests[engine->running[i]];
     if (r->computed != r->sealed * engine->geometry.page_tokens) {
       continue;
