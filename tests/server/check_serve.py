@@ -62,6 +62,20 @@ def check_same_as_run(server):
             assert answer.result()["usage"]["completion_tokens"] == 20
 
 
+def check_preempted():
+    """The same where the cache is too small for all, so that some give their pages up and come back."""
+    server = Server("--ctx-tokens", "512", "--cache-tokens", "1024", "--max-running", "8")
+    cases = [(seed, 0.9) for seed in range(20, 28)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(server.post, "/v1/completions", body(*case, 240)) for case in cases]
+        texts = [answer.result()["choices"][0]["text"].rstrip("\n") for answer in asked]
+    assert server.metric("quire_preempted_total") > 0, "nobody was preempted"
+    server.check_empty()
+    assert server.end() == 0
+    for case, text in zip(cases[:3], texts):
+        assert text == run_text(*case, 240), case
+
+
 def check_chat(server):
     """A stream's pieces are the whole answer's."""
     ask = {"messages": [{"role": "user", "content": "Tell me of the sea."}], "max_tokens": 30, "seed": 3, "ignore_eos": True}
@@ -184,6 +198,7 @@ def main():
     check_curl(server)
     server.check_empty()
     assert server.end() == 0
+    check_preempted()
     check_options()
     check_descriptors()
     check_signals()
