@@ -730,6 +730,31 @@ static void drain(void **state) {
   served_close(&other);
 }
 
+/* A rank that fails ends what runs with 500, whole or in its stream; then the server is unready and says so. */
+static void rank_fails(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  served_open(&other, &(struct served_config){.fail_epoch = 3000});
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":4000,\"ignore_eos\":true,\"stream\":true}",
+             &reply);
+  assert_true(reply.complete);
+  /* a status, if the fault was faster than the first byte */
+  assert_true(reply.status == 500 || strstr(reply.body, "data: {\"error\":{\"message\":") != NULL);
+  assert_non_null(strstr(reply.body, "\"type\":\"server_error\""));
+  reply_free(&reply);
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":5}", &reply);
+  assert_int_equal(reply.status, 503);
+  assert_non_null(strstr(reply.head, "Retry-After: "));
+  reply_free(&reply);
+  for (int i = 0; i < 40 && status_with(&other, "GET", "/readyz", NULL) == 200; i++) {
+    wait_ms(100);
+  }
+  assert_int_equal(status_with(&other, "GET", "/readyz", NULL), 503);
+  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
+  served_close(&other);
+}
+
 static void short_requests(struct quire_server_options *options) { options->request_seconds = 0.3; }
 
 static void deadline(void **state) {
@@ -778,6 +803,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(loading),
       cmocka_unit_test(drain),
       cmocka_unit_test(deadline),
+      cmocka_unit_test(rank_fails),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -18,6 +18,7 @@ struct served_config {
   int32_t running_max, queue_max;   /* 0: 16, 64 */
   int32_t ctx_tokens, cache_tokens; /* 0: 4,096, four times as many */
   int32_t ring_events;              /* 0: 64 */
+  uint64_t fail_epoch;              /* the step in which a rank fails; 0: none */
   bool loading;                     /* attach later */
   /* called with the options' defaults before the server is made; NULL: as they are */
   void (*change)(struct quire_server_options *options);
