@@ -144,13 +144,13 @@ static uint64_t now_of(const struct quire_worker *worker) { return worker->env->
 static uint32_t ring_used(const struct ticket *t) { return t->pushed - __atomic_load_n(&t->freed, __ATOMIC_SEQ_CST); }
 
 static void list(struct quire_worker *worker, struct ticket *t) {
-  uint32_t before = __atomic_fetch_or(&t->state, TICKET_LISTED, __ATOMIC_ACQ_REL);
+  uint64_t before = __atomic_fetch_or(&t->state, TICKET_LISTED, __ATOMIC_ACQ_REL);
   if ((before & TICKET_LISTED) != 0) {
     return;
   }
   uint32_t at = worker->news_pushed;
   QUIRE_ASSERT(at - __atomic_load_n(&worker->news_taken, __ATOMIC_ACQUIRE) < worker->news_size);
-  uint64_t name = (uint64_t)t->generation << 32 | (uint32_t)(t - worker->tickets + 1);
+  uint64_t name = before >> 32 << 32 | (uint32_t)(t - worker->tickets + 1);
   worker->news[at & (worker->news_size - 1)] = name;
   __atomic_store_n(&worker->news_pushed, at + 1, __ATOMIC_SEQ_CST);
 }
@@ -164,7 +164,7 @@ static void ring_bell(struct quire_worker *worker) {
 
 /* A ring always has room for the end: a request whose ring has no more than that pauses. */
 static void push(struct quire_worker *worker, struct ticket *t, struct quire_engine_event event) {
-  if ((__atomic_load_n(&t->state, __ATOMIC_ACQUIRE) & TICKET_CLOSED) != 0) {
+  if ((quire_ticket_state(t) & TICKET_CLOSED) != 0) {
     return;
   }
   uint32_t ring = (uint32_t)worker->config.ring_events, at = t->pushed & (ring - 1);
@@ -249,8 +249,9 @@ static void pass_events(struct quire_worker *worker) {
 
 static void handle(struct quire_worker *worker, const struct message *message) {
   struct ticket *t = message->ticket >= 0 ? &worker->tickets[message->ticket] : NULL;
-  uint32_t state = t != NULL ? __atomic_load_n(&t->state, __ATOMIC_ACQUIRE) : 0;
-  if ((state & TICKET_OPEN) == 0 || t->generation != message->generation || (state & TICKET_ENDED) != 0) {
+  uint64_t state = t != NULL ? quire_ticket_state(t) : 0;
+  if ((state & TICKET_OPEN) == 0 || quire_ticket_generation(state) != message->generation ||
+      (state & TICKET_ENDED) != 0) {
     return; /* a wake, or it ended before the message came */
   }
   if (message->kind == MESSAGE_SUBMIT) {
@@ -275,7 +276,7 @@ static void submit_pending(struct quire_worker *worker) {
   while (worker->pending_count > 0) {
     struct ticket *t = &worker->tickets[worker->pending[worker->pending_first]];
     enum quire_status status = QUIRE_OK;
-    if (__atomic_load_n(&t->cancel, __ATOMIC_ACQUIRE)) {
+    if ((quire_ticket_state(t) & TICKET_CANCELLED) != 0) {
       status = quire_error_set(&t->error, QUIRE_ERR_CANCELLED, "request", "cancelled");
     } else {
       status = quire_engine_submit(worker->engine, &t->request, &t->id, &t->error);
@@ -288,7 +289,7 @@ static void submit_pending(struct quire_worker *worker) {
     worker->pending_count--;
     if (status != QUIRE_OK) {
       fail(worker, t);
-    } else if (__atomic_load_n(&t->cancel, __ATOMIC_ACQUIRE)) {
+    } else if ((quire_ticket_state(t) & TICKET_CANCELLED) != 0) {
       quire_engine_cancel(worker->engine, t->id); /* its message may have come before */
     }
   }

@@ -23,13 +23,12 @@ enum ticket_bits {
   TICKET_CLOSED = 2,
   TICKET_ENDED = 4,
   TICKET_LISTED = 8,
+  TICKET_CANCELLED = 16, /* asked for: a message is on its way, or was */
 };
 
 struct ticket {
-  uint32_t state;      /* atomic, enum ticket_bits; 0: free */
-  uint32_t generation; /* written while it is free */
+  uint64_t state; /* atomic: generation in the upper half, enum ticket_bits in the lower; no bits: free */
   /* between the threads, atomic */
-  bool cancel;     /* asked for, a message is on its way or was */
   bool waits;      /* the controller has paused it: the reader says when there is room */
   uint32_t pushed; /* events ever put into the ring; the controller's */
   uint32_t freed;  /* events whose places are free again; the reader's */
@@ -92,6 +91,10 @@ struct quire_worker {
 struct ticket *quire_worker_ticket(const struct quire_worker *worker, quire_ticket ticket);
 /* Sets or clears bits of a ticket's state; gives it back when that was the last of the three. */
 void quire_worker_ticket_bits(struct quire_worker *worker, struct ticket *ticket, uint32_t set, uint32_t clear);
+static inline uint64_t quire_ticket_state(const struct ticket *ticket) {
+  return __atomic_load_n(&ticket->state, __ATOMIC_ACQUIRE);
+}
+static inline uint32_t quire_ticket_generation(uint64_t state) { return (uint32_t)(state >> 32); }
 void quire_worker_tell(struct quire_worker *worker, enum message_kind kind, const struct ticket *ticket);
 
 #ifdef __cplusplus

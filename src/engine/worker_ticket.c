@@ -11,35 +11,32 @@ static int32_t index_of(const struct quire_worker *worker, const struct ticket *
   return (int32_t)(ticket - worker->tickets);
 }
 
-static quire_ticket name_of(const struct quire_worker *worker, const struct ticket *ticket) {
-  return (quire_ticket){(uint64_t)ticket->generation << 32 | (uint32_t)(index_of(worker, ticket) + 1)};
-}
-
 struct ticket *quire_worker_ticket(const struct quire_worker *worker, quire_ticket ticket) {
   int64_t index = (int64_t)(ticket.v & UINT32_MAX) - 1;
   if (index < 0 || index >= worker->config.tickets_max) {
     return NULL;
   }
   struct ticket *t = &worker->tickets[index];
-  uint32_t state = __atomic_load_n(&t->state, __ATOMIC_ACQUIRE);
-  return (state & TICKET_OPEN) != 0 && t->generation == (uint32_t)(ticket.v >> 32) ? t : NULL;
+  uint64_t state = quire_ticket_state(t);
+  return (state & TICKET_OPEN) != 0 && quire_ticket_generation(state) == (uint32_t)(ticket.v >> 32) ? t : NULL;
 }
 
 static void give_back(struct quire_worker *worker, struct ticket *t) {
   quire_env_free(worker->env, t->block, 1, t->block_bytes);
   t->block = NULL;
-  __atomic_store_n(&t->state, 0, __ATOMIC_RELEASE);
+  __atomic_store_n(&t->state, quire_ticket_state(t) >> 32 << 32, __ATOMIC_RELEASE);
   pthread_mutex_lock(&worker->mutex);
   worker->free_tickets[worker->free_count++] = index_of(worker, t);
   pthread_mutex_unlock(&worker->mutex);
 }
 
 void quire_worker_ticket_bits(struct quire_worker *worker, struct ticket *t, uint32_t set, uint32_t clear) {
-  uint32_t before = __atomic_load_n(&t->state, __ATOMIC_ACQUIRE), after;
+  uint64_t before = quire_ticket_state(t), after;
   do {
-    after = (before | set) & ~clear;
+    after = (before | set) & ~(uint64_t)clear;
   } while (!__atomic_compare_exchange_n(&t->state, &before, after, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
-  if (before != after && after == (TICKET_OPEN | TICKET_CLOSED | TICKET_ENDED)) {
+  uint32_t bits = (uint32_t)after & ~(uint32_t)TICKET_CANCELLED;
+  if (before != after && bits == (TICKET_OPEN | TICKET_CLOSED | TICKET_ENDED)) {
     give_back(worker, t);
   }
 }
@@ -52,7 +49,7 @@ void quire_worker_tell(struct quire_worker *worker, enum message_kind kind, cons
   }
   if (t != NULL) {
     message.ticket = index_of(worker, t);
-    message.generation = t->generation;
+    message.generation = quire_ticket_generation(quire_ticket_state(t));
   }
   enum quire_status status = quire_queue_try_push(worker->messages, &message);
   QUIRE_ASSERT(status == QUIRE_OK || kind == MESSAGE_WAKE);
@@ -143,27 +140,41 @@ enum quire_status quire_worker_submit(struct quire_worker *worker, const struct 
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "worker", "no memory for a request of %d tokens",
                            request->count);
   }
-  *t = (struct ticket){.generation = t->generation + 1, .block = carve.base, .block_bytes = bytes};
+  uint64_t generation = quire_ticket_generation(quire_ticket_state(t)) + UINT64_C(1);
+  memset((uint8_t *)t + sizeof t->state, 0, sizeof *t - sizeof t->state); /* others may look at the state */
+  t->block = carve.base;
+  t->block_bytes = bytes;
+  carve.used = 0;
   copy_request(&carve, request, worker->config.ring_events, t);
-  t->request.tag = name_of(worker, t).v;
-  __atomic_store_n(&t->state, TICKET_OPEN, __ATOMIC_RELEASE);
-  *ticket_out = name_of(worker, t);
+  t->request.tag = (generation & UINT32_MAX) << 32 | (uint32_t)(index_of(worker, t) + 1);
+  __atomic_store_n(&t->state, generation << 32 | TICKET_OPEN, __ATOMIC_RELEASE);
+  *ticket_out = (quire_ticket){t->request.tag};
   quire_worker_tell(worker, MESSAGE_SUBMIT, t);
   return QUIRE_OK;
 }
 
 /* --- from any thread --- */
 
-static void cancel(struct quire_worker *worker, struct ticket *t) {
-  if (!__atomic_exchange_n(&t->cancel, true, __ATOMIC_ACQ_REL)) {
-    quire_worker_tell(worker, MESSAGE_CANCEL, t);
-  }
+/* The generation is part of what is compared, so a cancel that comes late meets nobody else. */
+static bool cancel(struct quire_worker *worker, struct ticket *t, uint64_t state) {
+  uint32_t generation = quire_ticket_generation(state);
+  do {
+    if ((state & TICKET_OPEN) == 0 || (state & (TICKET_ENDED | TICKET_CANCELLED)) != 0 ||
+        quire_ticket_generation(state) != generation) {
+      return false;
+    }
+  } while (!__atomic_compare_exchange_n(&t->state, &state, state | TICKET_CANCELLED, true, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE));
+  struct message message = {MESSAGE_CANCEL, index_of(worker, t), generation};
+  enum quire_status status = quire_queue_try_push(worker->messages, &message);
+  QUIRE_ASSERT(status == QUIRE_OK);
+  return true;
 }
 
 void quire_worker_cancel(struct quire_worker *worker, quire_ticket ticket) {
   struct ticket *t = quire_worker_ticket(worker, ticket);
-  if (t != NULL && (__atomic_load_n(&t->state, __ATOMIC_ACQUIRE) & TICKET_ENDED) == 0) {
-    cancel(worker, t);
+  if (t != NULL) {
+    cancel(worker, t, (ticket.v >> 32 << 32) | (quire_ticket_state(t) & UINT32_MAX));
   }
 }
 
@@ -171,11 +182,7 @@ int32_t quire_worker_cancel_all(struct quire_worker *worker) {
   int32_t count = 0;
   for (int32_t i = 0; i < worker->config.tickets_max; i++) {
     struct ticket *t = &worker->tickets[i];
-    uint32_t state = __atomic_load_n(&t->state, __ATOMIC_ACQUIRE);
-    if ((state & TICKET_OPEN) != 0 && (state & TICKET_ENDED) == 0) {
-      cancel(worker, t);
-      count++;
-    }
+    count += cancel(worker, t, quire_ticket_state(t));
   }
   return count;
 }
@@ -252,7 +259,7 @@ int32_t quire_worker_ready(struct quire_worker *worker, quire_ticket *tickets_ou
     }
     struct ticket *t = quire_worker_ticket(worker, ticket);
     QUIRE_ASSERT(t != NULL); /* being listed kept it */
-    if ((__atomic_load_n(&t->state, __ATOMIC_ACQUIRE) & TICKET_CLOSED) != 0) {
+    if ((quire_ticket_state(t) & TICKET_CLOSED) != 0) {
       quire_worker_ticket_bits(worker, t, 0, TICKET_LISTED);
     } else {
       tickets_out[count++] = ticket;
@@ -299,7 +306,7 @@ const struct quire_step_row *quire_worker_rows(const struct quire_worker *worker
 
 void quire_worker_close(struct quire_worker *worker, quire_ticket ticket) {
   struct ticket *t = quire_worker_ticket(worker, ticket);
-  if (t == NULL || (__atomic_load_n(&t->state, __ATOMIC_ACQUIRE) & TICKET_CLOSED) != 0) {
+  if (t == NULL || (quire_ticket_state(t) & TICKET_CLOSED) != 0) {
     return;
   }
   quire_worker_cancel(worker, ticket);
