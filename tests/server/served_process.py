@@ -1,5 +1,6 @@
 """A `quire serve` of the tests: started on a free port, asked, ended."""
 
+import atexit
 import http.client
 import json
 import os
@@ -32,6 +33,7 @@ class Server:
     def __init__(self, *arguments, model=None):
         command = [program(), "serve", "--model", model or mini(), "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        atexit.register(self.kill)
         self.log = []
         self.reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True)
         self.reader.start()
@@ -90,6 +92,12 @@ class Server:
             "pages are left",
         )
         assert self.ask("GET", "/debug/check")[0] == 200
+
+    def kill(self):
+        """A test that fails leaves no server behind."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def end(self, number=signal.SIGTERM):
         """Sends a signal and returns the exit code."""
