@@ -304,16 +304,18 @@ static void a_failed_rank_reaches_everybody(void **unused) {
   (void)unused;
   struct sim_engine s;
   sim_engine_defaults(&s);
-  s.sim.fail_epoch = 20;
+  s.sim.fail_epoch = 60;
   struct quire_worker *worker = open_worker(&s, 8, 128, 0);
   int32_t tokens[70];
   sim_prompt(1, 0, 1, 70, tokens);
   struct quire_engine_request request = request_of(tokens, 70, NEW_MAX);
   quire_ticket tickets[4], news[8];
-  for (int i = 0; i < 4; i++) {
-    assert_int_equal(quire_worker_submit(worker, &request, &tickets[i], NULL), QUIRE_OK);
+  int32_t inside = 0; /* on a slow machine the rank may fail before the last of them */
+  while (inside < 4 && quire_worker_submit(worker, &request, &tickets[inside], NULL) == QUIRE_OK) {
+    inside++;
   }
-  for (int32_t failed = 0; failed < 4;) {
+  assert_true(inside > 0);
+  for (int32_t failed = 0; failed < inside;) {
     int32_t count = wait_news(worker, news, 8);
     for (int32_t n = 0; n < count; n++) {
       struct quire_engine_event event;
