@@ -344,9 +344,8 @@ void quire_call_begin(struct quire_server *server, struct quire_http_exchange *e
   struct quire_api_fault fault = {0};
   size_t bytes = quire_http_body(exchange).bytes;
   struct call *call = NULL;
-  if (bytes > (size_t)server->options->bodies_bytes - server->held_bytes) {
-    quire_api_fail(&fault, 503, "too_many_bytes", NULL, "the server holds too many large requests at the moment");
-  } else if ((call = create_call(server, exchange, kind)) == NULL) {
+  if (quire_server_hold(server, bytes, &fault) && (call = create_call(server, exchange, kind)) == NULL) {
+    server->held_bytes -= bytes;
     quire_api_fail(&fault, 503, "no_memory", NULL, "the server has no memory for this request");
   }
   if (call == NULL) {
@@ -357,7 +356,6 @@ void quire_call_begin(struct quire_server *server, struct quire_http_exchange *e
   quire_http_set_user(exchange, call);
   quire_http_take_body(exchange, &call->body);
   call->held = bytes;
-  server->held_bytes += bytes;
   if (bytes <= SERVER_INLINE_BYTES || server->thread_count == 0) {
     quire_call_prepare(call);
     call_start(call);

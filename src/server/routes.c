@@ -191,6 +191,7 @@ static void text_job_done(void *context) {
     quire_server_answer_fault(server, job->exchange, &job->fault);
   }
   quire_list_remove(&job->node);
+  server->held_bytes -= job->body.bytes;
   quire_strbuf_fini(&job->body);
   quire_strbuf_fini(&job->out);
   quire_env_free(server->env, job, 1, sizeof *job);
@@ -199,10 +200,14 @@ static void text_job_done(void *context) {
 static void start_text_job(struct quire_server *server, struct quire_http_exchange *exchange,
                            bool (*work)(struct quire_server *server, struct quire_http_slice body,
                                         struct quire_strbuf *out, struct quire_api_fault *fault)) {
-  struct text_job *job = quire_env_zalloc(server->env, 1, sizeof *job);
+  size_t bytes = quire_http_body(exchange).bytes;
+  struct text_job *job = NULL;
   struct quire_api_fault fault = {0};
-  if (job == NULL) {
+  if (quire_server_hold(server, bytes, &fault) && (job = quire_env_zalloc(server->env, 1, sizeof *job)) == NULL) {
+    server->held_bytes -= bytes;
     quire_api_fail(&fault, 503, "no_memory", NULL, "the server has no memory for this request");
+  }
+  if (job == NULL) {
     quire_server_answer_fault(server, exchange, &fault);
     return;
   }

@@ -54,6 +54,16 @@ bool quire_server_post(struct quire_server *server, struct server_job job) {
   return true;
 }
 
+bool quire_server_hold(struct quire_server *server, size_t bytes, struct quire_api_fault *fault) {
+  size_t most = (size_t)server->options->bodies_bytes;
+  QUIRE_ASSERT(server->held_bytes <= most);
+  if (bytes > most - server->held_bytes) {
+    return quire_api_fail(fault, 503, "too_many_bytes", NULL, "the server holds too many large requests at the moment");
+  }
+  server->held_bytes += bytes;
+  return true;
+}
+
 static void stop_threads(struct quire_server *server) {
   if (server->jobs != NULL) {
     quire_queue_close(server->jobs);

@@ -134,7 +134,7 @@ struct quire_server {
   struct quire_list calls, dirty, text_jobs;
   bool worker_failed; /* seen by the last tick */
   int32_t call_count;
-  size_t held_bytes; /* bodies of all open calls, whose JSON they keep */
+  size_t held_bytes; /* bodies of open calls, whose JSON they keep, and of text jobs */
   struct ticket_slot *slots;
   int32_t slot_count; /* a power of two */
   int32_t tickets;
@@ -150,6 +150,8 @@ uint64_t quire_server_now(const struct quire_server *server);
 const char *quire_server_model_name(const struct quire_server *server);
 /* False: the queue of jobs is full. */
 bool quire_server_post(struct quire_server *server, struct server_job job);
+/* Counts a body among those held, until its holder takes it off held_bytes; false with a fault when they are too many. */
+bool quire_server_hold(struct quire_server *server, size_t bytes, struct quire_api_fault *fault);
 
 /* --- tickets.c --- */
 bool quire_tickets_create(struct quire_server *server);

@@ -609,6 +609,48 @@ static void queue_full_and_disconnect(void **state) {
   served_close(&other);
 }
 
+static void small_bodies(struct quire_server_options *options) { options->bodies_bytes = 1 << 20; }
+
+/* What waits for a text thread is held in memory, too. */
+static void many_bodies(void **state) {
+  (void)state;
+  enum { CLIENTS = 6, PROMPTS = 8, PROMPT_BYTES = 60000 };
+  struct served other;
+  struct reply reply;
+  served_open(&other, &(struct served_config){.change = small_bodies});
+  size_t size = PROMPTS * (PROMPT_BYTES + 3) + 32, used = 0;
+  char *body = malloc(size);
+  assert_non_null(body);
+  used += (size_t)snprintf(body, size, "{\"prompt\":[");
+  for (unsigned i = 0; i < PROMPTS; i++) {
+    used += (size_t)snprintf(body + used, size - used, "%s\"", i > 0 ? "," : "");
+    for (unsigned k = 0; k < PROMPT_BYTES; k++) {
+      body[used++] = (char)('a' + (k * k * 7 + k / 3) % 26); /* one word, which takes long */
+    }
+    body[used++] = '"';
+  }
+  snprintf(body + used, size - used, "]}");
+  int fds[CLIENTS], good = 0, refused = 0;
+  for (int i = 0; i < CLIENTS; i++) {
+    fds[i] = client_connect(other.port);
+    client_send(fds[i], "POST", "/tokenize", NULL, body);
+    wait_ms(20);
+  }
+  for (int i = 0; i < CLIENTS; i++) {
+    client_receive(fds[i], &reply);
+    good += reply.status == 200 ? 1 : 0;
+    refused += reply.status == 503 && strstr(reply.head, "Retry-After: ") != NULL ? 1 : 0;
+    reply_free(&reply);
+    close(fds[i]);
+  }
+  assert_true(good >= 2 && refused >= 1 && good + refused == CLIENTS);
+  client_ask(other.port, "POST", "/tokenize", "{\"prompt\":\"a\"}", &reply); /* none is held any more */
+  assert_int_equal(reply.status, 200);
+  reply_free(&reply);
+  free(body);
+  served_close(&other);
+}
+
 static void abort_request(void **state) {
   (void)state;
   struct served other;
@@ -798,6 +840,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(slow_reader),
       cmocka_unit_test(dead_reader),
       cmocka_unit_test(queue_full_and_disconnect),
+      cmocka_unit_test(many_bodies),
       cmocka_unit_test(abort_request),
       cmocka_unit_test(keys),
       cmocka_unit_test(loading),
