@@ -286,7 +286,7 @@ static void on_abort(struct quire_server *server, struct quire_http_exchange *ex
   const char *id = json_string_value(json_object_get(root, "rid"));
   bool all = json_is_true(json_object_get(root, "abort_all"));
   int aborted = 0;
-  if (id == NULL && !all) {
+  if ((id == NULL || id[0] == '\0') && !all) { /* an empty name would be that of every request without one */
     struct quire_api_fault fault = {0};
     quire_api_fail(&fault, 400, "missing_required_parameter", "rid",
                    "the body must be {\"rid\": \"...\"} or "

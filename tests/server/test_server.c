@@ -662,6 +662,9 @@ static void abort_request(void **state) {
   client_send(two, "POST", TEXT, "X-Request-Id: r2\r\n",
               "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
   wait_ms(50);
+  client_ask(other.port, "POST", "/abort_request", "{\"rid\":\"\"}", &reply); /* not: all that have no name */
+  assert_int_equal(reply.status, 400);
+  reply_free(&reply);
   client_ask(other.port, "POST", "/abort_request", "{\"rid\":\"r1\"}", &reply);
   assert_non_null(strstr(reply.body, "\"aborted\":1"));
   reply_free(&reply);
