@@ -118,8 +118,10 @@ enum quire_status quire_worker_submit(struct quire_worker *worker, const struct 
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "request",
                            "a ticket holds nothing and keeps its rows itself");
   }
-  if (__atomic_load_n(&worker->draining, __ATOMIC_ACQUIRE) || __atomic_load_n(&worker->failed, __ATOMIC_ACQUIRE)) {
-    return quire_error_set(error_out, QUIRE_ERR_STATE, "worker", "takes no more requests: it is going down");
+  bool failed = __atomic_load_n(&worker->failed, __ATOMIC_ACQUIRE);
+  if (failed || __atomic_load_n(&worker->draining, __ATOMIC_ACQUIRE)) {
+    return quire_error_set(error_out, QUIRE_ERR_STATE, "worker", "takes no more requests: %s",
+                           failed ? "a rank has failed" : "it is going down");
   }
   enum quire_status status = quire_engine_check_request(worker->engine, request, error_out);
   if (status != QUIRE_OK) {

@@ -202,7 +202,7 @@ static void fault_of(struct call *call, enum quire_status status, const struct q
     quire_api_fail(fault, 429, "queue_full", NULL, "the server's queue is full; try again later");
     break;
   case QUIRE_ERR_STATE:
-    quire_api_fail(fault, 503, "unavailable", NULL, "the server is shutting down");
+    quire_api_fail(fault, 503, "unavailable", NULL, "the %s %s", error->where, error->text);
     break;
   case QUIRE_ERR_ARGUMENT:
   case QUIRE_ERR_UNSUPPORTED:

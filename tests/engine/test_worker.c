@@ -325,7 +325,9 @@ static void a_failed_rank_reaches_everybody(void **unused) {
       }
     }
   }
-  assert_int_equal(quire_worker_submit(worker, &request, &tickets[0], NULL), QUIRE_ERR_STATE);
+  struct quire_error why;
+  assert_int_equal(quire_worker_submit(worker, &request, &tickets[0], &why), QUIRE_ERR_STATE);
+  assert_non_null(strstr(why.text, "a rank has failed"));
   struct quire_worker_stats stats;
   quire_worker_stats(worker, &stats);
   assert_true(stats.failed);
