@@ -191,10 +191,11 @@ static void account(struct quire_pool_counts *counts, const struct page *page, i
   }
 }
 
-/* The only writer of a page's record. */
-static void change(struct quire_pool *pool, quire_page id, struct page to) {
+/* The only writer of a page's record. The page is of this stripe: whoever has several things to do with a page divides
+ * for it once. */
+static inline void change_in(struct quire_pool *pool, int32_t stripe, quire_page id, struct page to) {
   struct page *page = page_of(pool, id);
-  struct quire_pool_counts *counts = &pool->stripes[stripe_of(pool, id)].counts;
+  struct quire_pool_counts *counts = &pool->stripes[stripe].counts;
   bool held_before = (page->flags & PAGE_CACHED) != 0 && in_use(page);
   QUIRE_ASSERT(to.refs >= 0 && to.pins >= 0);
   account(counts, page, -1);
@@ -206,10 +207,14 @@ static void change(struct quire_pool *pool, quire_page id, struct page to) {
   }
 }
 
-static void make_free(struct quire_pool *pool, quire_page id) {
-  struct stripe *stripe = &pool->stripes[stripe_of(pool, id)];
+static void change(struct quire_pool *pool, quire_page id, struct page to) {
+  change_in(pool, stripe_of(pool, id), id, to);
+}
+
+static void make_free(struct quire_pool *pool, int32_t in, quire_page id) {
+  struct stripe *stripe = &pool->stripes[in];
   stripe->free_pages[stripe->counts.free] = id.v;
-  change(pool, id, (struct page){.state = QUIRE_PAGE_FREE});
+  change_in(pool, in, id, (struct page){.state = QUIRE_PAGE_FREE});
 }
 
 /* A quarantined page without pins is free, unless the hook pins it once more. */
@@ -223,7 +228,7 @@ static void settle(struct quire_pool *pool, quire_page id) {
       return;
     }
   }
-  make_free(pool, id);
+  make_free(pool, stripe_of(pool, id), id);
 }
 
 static void retire(struct quire_pool *pool, quire_page id) {
@@ -244,15 +249,15 @@ static void ref(struct quire_pool *pool, quire_page id) {
   change(pool, id, to);
 }
 
-static void unref(struct quire_pool *pool, quire_page id) {
+static void unref(struct quire_pool *pool, int32_t stripe, quire_page id) {
   struct page to = *page_of(pool, id);
   QUIRE_ASSERT(to.refs > 0);
   if (to.refs == 1 && to.pins == 0 && to.flags == 0 && pool->hooks.retired == NULL) {
-    make_free(pool, id); /* retired and settled in one */
+    make_free(pool, stripe, id); /* retired and settled in one */
     return;
   }
   to.refs--;
-  change(pool, id, to);
+  change_in(pool, stripe, id, to);
   if (to.refs == 0 && (to.flags & PAGE_CACHED) == 0) {
     retire(pool, id);
   }
@@ -362,7 +367,7 @@ static void plan_stripes(const struct quire_pool *pool, const struct table *tabl
   memcpy(plan->chain, table->chain, sizeof plan->chain);
   int32_t last = table->count == 0 ? pool->stripe_count - 1 : stripe_of(pool, table->pages[table->count - 1]);
   for (int32_t i = 0; i < count; i++) {
-    int32_t stripe = (last + 1) % pool->stripe_count;
+    int32_t stripe = last + 1 == pool->stripe_count ? 0 : last + 1;
     bool branch = table->own == 0 && i == 0;
     if (branch || room_of(pool, plan, stripe) <= 0 || spread_of(pool, plan) > pool->config.chain_spread_max) {
       stripe = richest_stripe(pool, plan, stripe);
@@ -436,18 +441,18 @@ enum quire_status quire_pool_table_open(struct quire_pool *pool, quire_table_id 
   return QUIRE_OK;
 }
 
-static void append(struct quire_pool *pool, struct table *table, quire_page page) {
+static void append(const struct quire_pool *pool, struct table *table, int32_t stripe, quire_page page) {
   QUIRE_ASSERT(table->count < pool->config.table_pages);
   table->shadows[table->count].v = QUIRE_PAGE_NONE;
   table->pages[table->count++] = page;
-  table->chain[stripe_of(pool, page)]++;
+  table->chain[stripe]++;
 }
 
 void quire_pool_table_share(struct quire_pool *pool, quire_table_id id, quire_page page) {
   struct table *table = table_of(pool, id);
   QUIRE_ASSERT(table->own == 0);
   ref(pool, page);
-  append(pool, table, page);
+  append(pool, table, stripe_of(pool, page), page);
 }
 
 enum quire_status quire_pool_table_extend(struct quire_pool *pool, quire_table_id id, int32_t count) {
@@ -470,11 +475,12 @@ enum quire_status quire_pool_table_extend(struct quire_pool *pool, quire_table_i
     }
   }
   for (int32_t i = 0; i < count; i++) {
-    struct stripe *stripe = &pool->stripes[table->pages[table->count].v];
+    int32_t in = table->pages[table->count].v;
+    const struct stripe *stripe = &pool->stripes[in];
     quire_page page = {stripe->free_pages[stripe->counts.free - 1]};
     QUIRE_ASSERT(page_of(pool, page)->state == QUIRE_PAGE_FREE);
-    change(pool, page, (struct page){.state = QUIRE_PAGE_FILLING, .refs = 1});
-    append(pool, table, page);
+    change_in(pool, in, page, (struct page){.state = QUIRE_PAGE_FILLING, .refs = 1});
+    append(pool, table, in, page);
     table->own++;
   }
   return QUIRE_OK;
@@ -496,9 +502,10 @@ void quire_pool_table_replace(struct quire_pool *pool, quire_table_id id, int32_
   QUIRE_ASSERT(page_of(pool, old)->state == QUIRE_PAGE_FILLING);
   ref(pool, page);
   table->pages[index] = page;
+  int32_t old_stripe = stripe_of(pool, old);
   table->chain[stripe_of(pool, page)]++;
-  table->chain[stripe_of(pool, old)]--;
-  unref(pool, old);
+  table->chain[old_stripe]--;
+  unref(pool, old_stripe, old);
 }
 
 void quire_pool_table_shadow(struct quire_pool *pool, quire_table_id id, int32_t index, quire_page page) {
@@ -517,12 +524,13 @@ void quire_pool_table_truncate(struct quire_pool *pool, quire_table_id id, int32
     int32_t last = --table->count;
     quire_page page = table->pages[last];
     quire_page shadow = table->shadows[last];
-    table->chain[stripe_of(pool, page)]--;
+    int32_t stripe = stripe_of(pool, page);
+    table->chain[stripe]--;
     if (shadow.v != QUIRE_PAGE_NONE) {
       table->shadows[last].v = QUIRE_PAGE_NONE;
-      unref(pool, shadow);
+      unref(pool, stripe_of(pool, shadow), shadow);
     }
-    unref(pool, page);
+    unref(pool, stripe, page);
   }
   /* An emptied table begins a chain anew; one cut in the middle is no longer at a branch. */
   table->own = table->count == 0 ? 0 : table->own;
