@@ -69,6 +69,22 @@ class LayoutTest(Case):
             error = self.fails(quire.ARGUMENT, make_layout, **changes)
             self.assertIn(field, error.text)
 
+    def test_numbers_are_not_cut(self):
+        past = 1 << 32
+        for changes in ({"ranks": past + 2}, {"pages": past + 12}, {"page_tokens": past}, {"numerics_id": "a\0b"}):
+            error = self.fails(quire.ARGUMENT, make_layout, **changes)
+            self.assertEqual(error.where, next(iter(changes)))
+        with make_layout() as layout, quire.Cache(layout) as cache, quire.Bank(layout) as bank:
+            for call in (layout.part, layout.place, layout.local_pages, cache.evict, cache.drop):
+                self.fails(quire.ARGUMENT, call, past)
+            for tokens in ([past + 1], [-1 - (1 << 31)]):
+                self.fails(quire.ARGUMENT, cache.match, tokens)
+            self.fails(quire.ARGUMENT, quire.Cache, layout, requests_max=past + 4)
+            self.fails(quire.ARGUMENT, cache.reserve, [1], headroom=past)
+            # cut, it would be part 0, outside the buffer
+            self.fails(quire.ARGUMENT, bank.bind, past, bytearray(64), 1 << 20, 6)
+            self.fails(quire.ARGUMENT, quire.Command, ranks=past + 1)
+
 
 class CacheTest(Case):
     def setUp(self):

@@ -17,6 +17,7 @@ the same. Objects end with close() or a with block; using one afterwards raises,
 The library is found by the variable QUIRE_LIBRARY, else by the system's loader. load(path) chooses one before the first
 object is made. Standard library only."""
 
+import array
 import ctypes
 import ctypes.util
 import os
@@ -49,6 +50,18 @@ class Error(Exception):
 
 # --- the structs of the headers, field by field ---
 
+_LIMITS = {
+    c_int32: (-(1 << 31), (1 << 31) - 1), c_uint32: (0, (1 << 32) - 1),
+    c_int64: (-(1 << 63), (1 << 63) - 1), c_uint64: (0, (1 << 64) - 1),
+}
+
+
+def _fit(call, name, kind, value):
+    """ctypes cuts an int to the size of its type and says nothing: page 1 << 32 would be page 0."""
+    low, high = _LIMITS.get(kind, (0, 0))
+    if low < high and isinstance(value, int) and not low <= value <= high:
+        raise Error(ARGUMENT, call, name, f"{value} is outside {low} to {high}")
+
 
 class ErrorRecord(Structure):
     _fields_ = [("status", c_int32), ("where", c_char * 64), ("text", c_char * 512)]
@@ -71,6 +84,8 @@ class Sized(Structure):
     """A struct that begins with its own size."""
 
     def __init__(self, **values):
+        for name, kind in self._fields_:
+            _fit(type(self).__name__, name, kind, values.get(name))
         super().__init__(**values)
         self.size = sizeof(self)
 
@@ -138,6 +153,11 @@ class Command(Structure):
         ("target", c_int32), ("request_page", c_int32), ("valid_tokens", c_int32), ("host_offset", c_int64),
         ("chain", Hash),
     ]
+
+    def __init__(self, **values):
+        for name, kind in self._fields_:
+            _fit("Command", name, kind, values.get(name))
+        super().__init__(**values)
 
 
 class Ack(Structure):
@@ -231,6 +251,8 @@ def _library():
 def _call(name, *arguments):
     """Calls a function; one whose last argument is an error record gets it from here."""
     types = FUNCTIONS[name]
+    for place, (kind, value) in enumerate(zip(types, arguments)):
+        _fit(name, f"argument {place}", kind, value)
     error = ErrorRecord()
     if types[-1] is _ERROR and len(arguments) < len(types):
         arguments += (byref(error),)
@@ -240,8 +262,12 @@ def _call(name, *arguments):
 
 
 def _tokens(tokens):
-    tokens = list(tokens)
-    return (c_int32 * max(len(tokens), 1))(*tokens), len(tokens)
+    try:
+        numbers = array.array("i", tokens)
+    except OverflowError:
+        raise Error(ARGUMENT, "tokens", "tokens", "a token is outside 32 bits") from None
+    count = len(numbers)
+    return (c_int32 * max(count, 1))(*numbers), count
 
 
 def version():
@@ -287,6 +313,8 @@ class Layout(_Object):
     def __init__(self, format, target_layers, pages, numerics_id, *, page_tokens=0, draft_layers=0, owns_indexer=None,
                  ranks=1, replicated=False, model=b""):
         super().__init__()
+        if "\0" in numerics_id:  # for C it would end there
+            raise Error(ARGUMENT, "Layout", "numerics_id", "has a zero byte in it")
         options = LayoutOptions(
             format=FORMATS.get(format, 0), page_tokens=page_tokens, target_layers=target_layers,
             draft_layers=draft_layers, ranks=ranks, replicated=int(replicated), pages=pages,
