@@ -14,9 +14,27 @@
 
 #define FILE_PATH_BYTES 4096
 
+static const char *way_out(int code) {
+  switch (code) {
+  case ENOENT:
+  case ENOTDIR:
+    return "; check the path, or restore the file";
+  case EACCES:
+  case EPERM:
+    return "; change its permissions, or run as a user who has them";
+  case ENOSPC:
+  case EDQUOT:
+    return "; make room on the disk";
+  case EMFILE:
+    return "; raise the limit of open files (ulimit -n)";
+  default:
+    return "";
+  }
+}
+
 static enum quire_status system_fault(struct quire_error *error_out, const char *path, const char *what, int code) {
   enum quire_status status = code == ENOENT || code == ENOTDIR ? QUIRE_ERR_NOT_FOUND : QUIRE_ERR_IO;
-  return quire_error_set(error_out, status, path, "cannot %s %s: %s", what, path, strerror(code));
+  return quire_error_set(error_out, status, path, "cannot %s %s: %s%s", what, path, strerror(code), way_out(code));
 }
 
 /* Opens a regular file and tells its size; a pipe or a device has none and could block for ever. */

@@ -254,7 +254,7 @@ static void settle(struct quire_engine *engine, struct engine_request *r, const 
   if (result->nonfinite != 0) {
     quire_error_set(&r->error, QUIRE_ERR_NONFINITE, "request",
                     "a key, latent or logit of positions %d to %d is not finite; the request is dropped and nothing "
-                    "of it is cached from there on",
+                    "of it is cached from there on; if other prompts fail too, restore the checkpoint",
                     entry->begin, entry->end - 1);
     quire_engine_fail(engine, r);
     return;

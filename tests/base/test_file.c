@@ -83,7 +83,7 @@ static void what_is_no_file(void **state) {
   struct quire_mapping mapping;
   struct quire_file_text text;
   assert_int_equal(quire_file_map(place->path, &mapping, &error), QUIRE_ERR_NOT_FOUND);
-  assert_non_null(strstr(error.text, "No such file or directory"));
+  assert_non_null(strstr(error.text, "No such file or directory; check the path"));
   assert_non_null(strstr(error.text, place->path));
   assert_int_equal(quire_file_map(place->folder, &mapping, &error), QUIRE_ERR_IO);
   assert_non_null(strstr(error.text, "a folder"));

@@ -408,6 +408,7 @@ static void expect_failure_alone(const struct quire_model_weights *weights, cons
     }
     assert_int_equal(status, QUIRE_ERR_NONFINITE);
     assert_int_equal(error.status, QUIRE_ERR_NONFINITE);
+    assert_non_null(strstr(error.text, "restore the checkpoint"));
     assert_int_equal(quire_engine_step(engine, &event, NULL), QUIRE_ERR_STATE);
     quire_engine_finish(engine);
     exact_engine_check_idle(engine);
