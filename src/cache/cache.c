@@ -417,6 +417,25 @@ enum quire_status quire_cache_request_grow(struct quire_cache *cache, quire_cach
   return QUIRE_OK;
 }
 
+int32_t quire_cache_request_let_go(struct quire_cache *cache, quire_cache_request handle) {
+  struct request *request = request_of(cache, handle);
+  quire_table_id table = table_of(handle);
+  bool below = false;
+  for (int32_t i = 0; i < request->sealed; i++) {
+    bool twice = quire_pool_table_shadow_at(cache->pool, table, i).v != QUIRE_PAGE_NONE;
+    if (below && !twice) { /* nobody may hold a page of the tree without those above it */
+      quire_cache_drop_page(cache, quire_pool_table_pages(cache->pool, table, NULL)[i]);
+      break;
+    }
+    below = below || twice;
+  }
+  request->detached = request->detached || below;
+  int32_t copies = quire_pool_table_unshadow(cache->pool, table);
+  QUIRE_ASSERT((copies > 0) == below);
+  QUIRE_EXPENSIVE(quire_cache_check(cache, NULL));
+  return copies;
+}
+
 int32_t quire_cache_request_rematch(struct quire_cache *cache, quire_cache_request handle, const int32_t *tokens,
                                     int32_t count) {
   struct request *request = request_of(cache, handle);

@@ -307,7 +307,11 @@ static void grow(struct quire_engine *engine) {
       continue;
     }
     struct engine_request *r = &engine->requests[engine->running[i]];
-    if (quire_cache_request_grow(engine->cache, r->handle, r->computed + 1, NULL) != QUIRE_OK) {
+    enum quire_status status = quire_cache_request_grow(engine->cache, r->handle, r->computed + 1, NULL);
+    if (status != QUIRE_OK && quire_cache_request_let_go(engine->cache, r->handle) > 0) {
+      status = quire_cache_request_grow(engine->cache, r->handle, r->computed + 1, NULL);
+    }
+    if (status != QUIRE_OK) {
       engine->squeezed = true;
       continue;
     }

@@ -516,6 +516,21 @@ void quire_pool_table_shadow(struct quire_pool *pool, quire_table_id id, int32_t
   table->shadows[index] = page;
 }
 
+int32_t quire_pool_table_unshadow(struct quire_pool *pool, quire_table_id id) {
+  struct table *table = table_of(pool, id);
+  int32_t shadows = 0;
+  for (int32_t i = table->count - 1; i >= 0; i--) {
+    quire_page shadow = table->shadows[i];
+    if (shadow.v != QUIRE_PAGE_NONE) {
+      table->shadows[i].v = QUIRE_PAGE_NONE;
+      unref(pool, shadow);
+      shadows++;
+    }
+  }
+  QUIRE_ASSERT(shadows <= table->count);
+  return shadows;
+}
+
 /* From the end, so that what hangs below a page lets go before it does. */
 void quire_pool_table_truncate(struct quire_pool *pool, quire_table_id id, int32_t index) {
   struct table *table = table_of(pool, id);

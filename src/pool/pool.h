@@ -108,6 +108,8 @@ void quire_pool_table_replace(struct quire_pool *pool, quire_table_id table, int
 /* The tree has another page of the content at index: holds that one too, so that what hangs below it stays reachable.
  * One shadow an index. */
 void quire_pool_table_shadow(struct quire_pool *pool, quire_table_id table, int32_t index, quire_page page);
+/* Gives all shadows of a table back, the last first; returns how many there were. */
+int32_t quire_pool_table_unshadow(struct quire_pool *pool, quire_table_id table);
 /* Gives back the pages from index on, with their shadows: references drop; a page nobody refers to and that is not
  * cached is retired. */
 void quire_pool_table_truncate(struct quire_pool *pool, quire_table_id table, int32_t index);

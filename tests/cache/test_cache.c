@@ -162,6 +162,30 @@ static void duplicates_lose(void **state) {
   quire_cache_destroy(cache);
 }
 
+/* The tree's copies can be evicted once the loser lets them go, with what it hung below them. */
+static void duplicates_are_let_go(void **state) {
+  (void)state;
+  struct quire_cache_config config = config_of(2, 2, 40, 4);
+  struct quire_cache *cache = create(&config);
+  const int32_t *tokens = prompt(0);
+  quire_cache_request a = begin(cache, tokens, 2 * T + 1, 2 * T);
+  quire_cache_request b = begin(cache, tokens, 2 * T + 1, 2 * T);
+  commit(cache, a, 2 * T, tokens);
+  assert_int_equal(quire_cache_request_let_go(cache, a), 0);
+  commit(cache, b, 3 * T, tokens);
+  quire_cache_request_release(cache, a);
+  assert_int_equal(stats_of(cache).evictable, 0);
+  assert_int_equal(quire_cache_request_let_go(cache, b), 2);
+  assert_int_equal(stats_of(cache).evictable, 2);
+  assert_int_equal(quire_cache_match(cache, tokens, 3 * T + 1), 2);
+  assert_int_equal(quire_cache_request_let_go(cache, b), 0);
+  assert_int_equal(quire_cache_evict(cache, 100), 2);
+  commit(cache, b, 4 * T, tokens);
+  quire_cache_request_release(cache, b);
+  assert_int_equal(stats_of(cache).free, 40);
+  quire_cache_destroy(cache);
+}
+
 /* A second request on a filling chain takes the pages that the first has sealed meanwhile. */
 static void rematch_between_chunks(void **state) {
   (void)state;
@@ -615,6 +639,7 @@ int main(void) {
       cmocka_unit_test(second_time_is_a_hit),
       cmocka_unit_test(pages_come_in_turn_over_the_stripes),
       cmocka_unit_test(duplicates_lose),
+      cmocka_unit_test(duplicates_are_let_go),
       cmocka_unit_test(rematch_between_chunks),
       cmocka_unit_test(no_match_when_not_wanted),
       cmocka_unit_test(a_match_stops_where_it_is_told),

@@ -144,11 +144,46 @@ static void who_stands_still_gives_way(void **unused) {
   }
 }
 
+/* A prompt that is cached is computed once more, for its log-probabilities, in a pool that cannot hold it twice. */
+static void a_prompt_is_there_twice(void **unused) {
+  (void)unused;
+  enum { PROMPT = 13 * QUIRE_PAGE_TOKENS };
+  static int32_t tokens[PROMPT];
+  sim_prompt(1, 0, 1, PROMPT, tokens);
+  for (int variant = 0; variant < 4; variant++) {
+    struct sim_engine s;
+    sim_engine_defaults(&s);
+    s.config.ranks = variant % 2 == 0 ? 1 : 2;
+    s.config.view = s.config.ranks == 1 ? QUIRE_VIEW_LOCAL : QUIRE_VIEW_PEER;
+    s.config.poison = variant >= 2;
+    s.config.ctx_tokens = PROMPT + 300;
+    s.config.cache_tokens = 24 * QUIRE_PAGE_TOKENS;
+    sim_engine_open(&s);
+    for (int i = 0; i < 2; i++) {
+      struct quire_engine_request request = {
+          .tokens = tokens, .count = PROMPT, .new_max = i == 0 ? 1 : 300, .no_match = i == 1};
+      struct quire_engine_event event = {0};
+      uint64_t id;
+      assert_int_equal(quire_engine_submit(s.engine, &request, &id, NULL), QUIRE_OK);
+      for (int tick = 0; tick < 1000 && event.kind != QUIRE_EVENT_DONE; tick++) {
+        assert_int_equal(quire_engine_tick(s.engine, 0, NULL), QUIRE_OK);
+        assert_true(quire_engine_check_laws(s.engine, NULL));
+        while (quire_engine_poll(s.engine, &event, 1) == 1) {
+          assert_int_not_equal(event.kind, QUIRE_EVENT_FAILED);
+        }
+      }
+      assert_int_equal(event.kind, QUIRE_EVENT_DONE);
+    }
+    sim_engine_close(&s);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(without_faults),     cmocka_unit_test(with_faults),
-      cmocka_unit_test(in_a_tight_pool),    cmocka_unit_test(a_seed_is_a_life),
-      cmocka_unit_test(every_way_is_taken), cmocka_unit_test(who_stands_still_gives_way),
+      cmocka_unit_test(without_faults),          cmocka_unit_test(with_faults),
+      cmocka_unit_test(in_a_tight_pool),         cmocka_unit_test(a_seed_is_a_life),
+      cmocka_unit_test(every_way_is_taken),      cmocka_unit_test(who_stands_still_gives_way),
+      cmocka_unit_test(a_prompt_is_there_twice),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
