@@ -507,11 +507,13 @@ static void take_failed(struct choice *choice, const struct quire_engine_event *
                    server->options->request_seconds);
   } else if (event->status == QUIRE_ERR_CANCELLED) {
     quire_api_fail(&call->fault, 503, "cancelled", NULL, "the server ended the request");
+  } else if (event->status == QUIRE_ERR_AGAIN) {
+    quire_api_fail(&call->fault, 503, "no_pages", NULL, "%s", error != NULL ? error->text : none.text);
   } else {
     fault_of(call, event->status, error != NULL ? error : &none);
     char id[SERVER_ID_BYTES];
-    quire_env_log(server->env, QUIRE_LOG_WARN, "request failed id=%s status=%s", one_word(call->id, id),
-                  quire_status_name(event->status));
+    quire_env_log(server->env, QUIRE_LOG_WARN, "request failed id=%s status=%s: %s", one_word(call->id, id),
+                  quire_status_name(event->status), error != NULL ? error->text : none.text);
   }
   choice->finish = FINISH_ERROR;
   server->numbers.finished[FINISH_ERROR - 1]++;
