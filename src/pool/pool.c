@@ -523,7 +523,7 @@ int32_t quire_pool_table_unshadow(struct quire_pool *pool, quire_table_id id) {
     quire_page shadow = table->shadows[i];
     if (shadow.v != QUIRE_PAGE_NONE) {
       table->shadows[i].v = QUIRE_PAGE_NONE;
-      unref(pool, shadow);
+      unref(pool, stripe_of(pool, shadow), shadow);
       shadows++;
     }
   }
