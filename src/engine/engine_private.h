@@ -21,15 +21,15 @@ extern "C" {
 #define ENGINE_SLOTS_MAX (1 << ENGINE_SLOT_BITS)
 #define ENGINE_NONE (-1)
 
-/* A request. The first part is what a decode step touches.
+/* A request. The first three cache lines are what a decode step touches.
  *
  *   computed   rows computed so far; the next step computes from here
  *   paged      rows that lie in their pages behind a fence; prefill: = computed, decode: one step behind, since the row
  *              of a decode step stays at its home until the next plan commits it */
 struct engine_request {
-  int32_t *tokens; /* [ctx_tokens + 1] prompt, then what was drawn */
-  int32_t count;   /* tokens known */
-  int32_t prompt;  /* of these, the prompt's */
+  _Alignas(64) int32_t *tokens; /* [ctx_tokens + 1] prompt, then what was drawn */
+  int32_t count;                /* tokens known */
+  int32_t prompt;               /* of these, the prompt's */
   int32_t computed;
   int32_t paged;
   int32_t sealed;    /* whole pages the cache was told of */
@@ -49,6 +49,7 @@ struct engine_request {
   int32_t run; /* index in running, or -1 */
   int32_t flags;
   int32_t listed; /* position up to which the ranks have the list of the penalties; -1: nothing of it */
+  int32_t cached; /* prompt tokens found at the first admission */
   quire_cache_request handle;
   uint64_t id, tag;
   struct quire_sampling sampling; /* its bias list is the slot's own */
@@ -61,7 +62,6 @@ struct engine_request {
   uint64_t deadline_ns;
   struct quire_hash128 root;
   int32_t match_max;         /* tokens it may find in the cache; 0: as many as there are */
-  int32_t cached;            /* prompt tokens found at the first admission */
   bool admitted;             /* once at least */
   int32_t refused_available; /* pages there were when it got none, or -1 */
   uint64_t refused_tick;
@@ -135,7 +135,7 @@ struct engine_request *quire_engine_find(const struct quire_engine *engine, uint
 void quire_engine_set_state(struct quire_engine *engine, struct engine_request *r, enum quire_sched_state state);
 void quire_engine_enqueue(struct quire_engine *engine, struct engine_request *r);
 void quire_engine_dequeue(struct quire_engine *engine, struct engine_request *r);
-/* Brings the scheduler's record of a running request up to date. */
+/* Brings the scheduler's record of a running request up to date: all of it that changes while it runs. */
 void quire_engine_show(struct quire_engine *engine, const struct engine_request *r);
 void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r);
 void quire_engine_run_remove(struct quire_engine *engine, struct engine_request *r);

@@ -105,21 +105,19 @@ void quire_engine_dequeue(struct quire_engine *engine, struct engine_request *r)
 
 void quire_engine_show(struct quire_engine *engine, const struct engine_request *r) {
   bool needs_page = r->state == QUIRE_SCHED_DECODE && r->computed >= r->pages * engine->geometry.page_tokens;
-  engine->shown[r->run] = (struct quire_sched_running){
-      .order = r->order,
-      .priority = r->priority,
-      .state = r->state,
-      .flags = (uint8_t)((r->paused ? QUIRE_SCHED_PAUSED : 0) | (needs_page ? QUIRE_SCHED_NEEDS_PAGE : 0)),
-      .left = r->count - r->computed,
-      .computed = r->computed,
-      .pages = r->pages,
-  };
+  struct quire_sched_running *shown = &engine->shown[r->run];
+  shown->state = r->state;
+  shown->flags = (uint8_t)((r->paused ? QUIRE_SCHED_PAUSED : 0) | (needs_page ? QUIRE_SCHED_NEEDS_PAGE : 0));
+  shown->left = r->count - r->computed;
+  shown->computed = r->computed;
+  shown->pages = r->pages;
 }
 
 void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r) {
   QUIRE_ASSERT(engine->running_count < engine->running_max && r->run == ENGINE_NONE);
   r->run = engine->running_count++;
   engine->running[r->run] = slot_of(engine, r);
+  engine->shown[r->run] = (struct quire_sched_running){.order = r->order, .priority = r->priority};
   quire_engine_show(engine, r);
 }
 
@@ -151,7 +149,7 @@ struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const 
   event->prefilled = r->computed < r->prompt ? r->computed : r->prompt;
   event->cached = r->cached;
   event->finish = (enum quire_finish)r->finish;
-  event->status = r->error.status;
+  event->status = kind == QUIRE_EVENT_FAILED ? r->error.status : QUIRE_OK;
   return event;
 }
 
@@ -161,6 +159,9 @@ int32_t quire_engine_poll(struct quire_engine *engine, struct quire_engine_event
     events_out[taken] = engine->events[engine->events_first++];
     engine->events_first = engine->events_first == engine->events_max ? 0 : engine->events_first;
     engine->events_count--;
+  }
+  if (engine->events_count == 0) { /* the same lines of memory again, not the next ones of the ring */
+    engine->events_first = 0;
   }
   return taken;
 }

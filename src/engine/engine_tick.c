@@ -4,8 +4,10 @@
 #include "base/assert.h"
 #include "engine/engine_private.h"
 
-/* Requests lie apart in memory: those of the next entries are fetched while one is worked on. */
-#define AHEAD 6
+/* Requests lie apart in memory: those of the next entries are fetched while one is worked on, and where they point to
+ * when they are there. */
+#define AHEAD 8
+#define AHEAD_TOKENS 4
 
 static void fetch(const struct quire_engine *engine, int32_t slot) {
   const uint8_t *r = (const uint8_t *)&engine->requests[slot];
@@ -14,12 +16,17 @@ static void fetch(const struct quire_engine *engine, int32_t slot) {
   __builtin_prefetch(r + 128);
 }
 
+static void fetch_tokens(const struct quire_engine *engine, int32_t slot) {
+  const struct engine_request *r = &engine->requests[slot];
+  __builtin_prefetch(r->tokens + r->computed);
+}
+
 /* --- decision to plan --- */
 
 /* What prefill and decode entries have in common. Only pages that the entry's rows need are announced to the ranks. */
 static struct quire_step_entry base_entry(const struct quire_engine *engine, const struct engine_request *r,
                                           int32_t end) {
-  int32_t pages = quire_geometry_pages_of(&engine->geometry, end);
+  bool appends = end > r->announced * engine->geometry.page_tokens;
   struct quire_step_entry entry = {
       .request = r->handle.slot,
       .begin = r->computed,
@@ -31,7 +38,7 @@ static struct quire_step_entry base_entry(const struct quire_engine *engine, con
       .commit_rank = -1,
       .next_token = QUIRE_TOKEN_ABSENT,
       .append_begin = r->announced,
-      .append_count = pages > r->announced ? pages - r->announced : 0,
+      .append_count = appends ? quire_geometry_pages_of(&engine->geometry, end) - r->announced : 0,
       .sampling = -1,
   };
   return entry;
@@ -119,6 +126,9 @@ static void build_plan(struct quire_engine *engine) {
     struct quire_sched_run run = decision->runs[i];
     if (i + AHEAD < decision->run_count) {
       fetch(engine, engine->running[decision->runs[i + AHEAD].index]);
+    }
+    if (i + AHEAD_TOKENS < decision->run_count) {
+      fetch_tokens(engine, engine->running[decision->runs[i + AHEAD_TOKENS].index]);
     }
     struct engine_request *r = &engine->requests[engine->running[run.index]];
     struct quire_step_entry entry = r->state == QUIRE_SCHED_PREFILL ? prefill_entry(engine, r, run.rows)
@@ -266,13 +276,12 @@ static void settle(struct quire_engine *engine, struct engine_request *r, const 
   r->computed = entry->end;
   r->paged = prefill ? entry->end : entry->begin;
   *(prefill ? &engine->stats.prefill_tokens : &engine->stats.decode_tokens) += entry->end - entry->begin;
-  int32_t whole = r->paged / engine->geometry.page_tokens;
-  if (prefill || whole > r->sealed) {
+  if (prefill || r->paged >= (r->sealed + 1) * engine->geometry.page_tokens) {
     enum quire_status status = quire_cache_request_commit(engine->cache, r->handle, r->paged, r->tokens, &r->error);
     QUIRE_ASSERT(status == QUIRE_OK);
-    r->sealed = whole;
+    r->sealed = r->paged / engine->geometry.page_tokens;
   }
-  if (r->rows != NULL && prefill) {
+  if (prefill && r->rows != NULL) {
     keep_rows(engine, r, entry, ack);
   }
   advance(engine, r, entry, ack);
