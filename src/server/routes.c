@@ -83,11 +83,15 @@ static void on_ready(struct quire_server *server, struct quire_http_exchange *ex
                      const struct quire_http_head *head) {
   (void)head;
   const char *why = NULL;
+  struct quire_worker_stats stats = {.failed = false};
+  if (server->model != NULL) {
+    quire_worker_stats(server->model->worker, &stats);
+  }
   if (server->state == SERVER_LOADING) {
     why = "{\"error\":{\"code\":503,\"message\":\"Loading model\",\"type\":\"unavailable_error\"}}";
   } else if (server->state != SERVER_READY) {
     why = "{\"error\":{\"code\":503,\"message\":\"Shutting down\",\"type\":\"unavailable_error\"}}";
-  } else if (server->worker_failed) {
+  } else if (stats.failed) {
     why = "{\"error\":{\"code\":503,\"message\":\"A rank has failed\",\"type\":\"unavailable_error\"}}";
   }
   answer_text(server, exchange, why != NULL ? 503 : 200, why != NULL ? why : "{\"status\":\"ok\"}");

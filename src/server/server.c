@@ -168,11 +168,6 @@ static void on_tick(void *context) {
     server->throughput = (double)(drawn - server->throughput_tokens) / ((double)(now - server->throughput_ns) * 1e-9);
     server->throughput_tokens = drawn;
     server->throughput_ns = now;
-    if (server->model != NULL) {
-      struct quire_worker_stats stats;
-      quire_worker_stats(server->model->worker, &stats);
-      server->worker_failed = stats.failed;
-    }
   }
   quire_loop_timer_start(server->tick, TICK_NS);
 }

@@ -132,7 +132,6 @@ struct quire_server {
   struct quire_sha256 *keys; /* [key_count] */
   int key_count;
   struct quire_list calls, dirty, text_jobs;
-  bool worker_failed; /* seen by the last tick */
   int32_t call_count;
   size_t held_bytes; /* bodies of open calls, whose JSON they keep, and of text jobs */
   struct ticket_slot *slots;
