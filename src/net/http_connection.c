@@ -380,8 +380,12 @@ static size_t take_body(struct quire_http_exchange *exchange, const char *bytes,
   enum quire_http_more more = quire_http_chunked_feed(&exchange->chunked, bytes, count, &piece);
   if (more == QUIRE_HTTP_BAD) {
     refuse(exchange, 400, piece.why);
-  } else if (keep_body(exchange, piece.body) && more == QUIRE_HTTP_DONE) {
-    end_body(exchange);
+  } else if (keep_body(exchange, piece.body)) {
+    if (more == QUIRE_HTTP_DONE) {
+      end_body(exchange);
+    } else if (exchange->chunked.left > exchange->server->config.limits.body_bytes - exchange->body.bytes) {
+      refuse(exchange, 413, "the body is larger than this server takes");
+    }
   }
   return piece.used;
 }

@@ -249,6 +249,10 @@ static int parse_framing(struct quire_http_head *head, const char **why_out) {
         return refuse(why_out, 501, "chunked is the only transfer coding known here");
       }
       head->chunked = true;
+    } else if (quire_http_is(name, "content-encoding")) {
+      if (!quire_http_is(value, "identity")) {
+        return refuse(why_out, 415, "bodies are taken as they are, without Content-Encoding");
+      }
     } else if (quire_http_is(name, "connection")) {
       if (quire_http_lists(value, "close")) {
         head->keep_alive = false;

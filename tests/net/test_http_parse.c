@@ -56,6 +56,8 @@ static const struct head_case cases[] = {
     {"chunked in 1.0", "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
     {"gzip", "POST / HTTP/1.1\r\n" H "Transfer-Encoding: gzip, chunked\r\n\r\n", 501},
     {"identity", "POST / HTTP/1.1\r\n" H "Transfer-Encoding: identity\r\n\r\n", 501},
+    {"coded body", "POST / HTTP/1.1\r\n" H "Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n", 415},
+    {"body as it is", "POST / HTTP/1.1\r\n" H "Content-Encoding: identity\r\nContent-Length: 4\r\n\r\n", 0},
     {"vertical tab before chunked",
      "POST / HTTP/1.1\r\n" H "Transfer-Encoding:\x0b"
      "chunked\r\n\r\n",

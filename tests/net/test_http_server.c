@@ -424,6 +424,12 @@ static void limits(void **state) {
   hear(fd, answer, sizeof answer, "\r\n\r\n", 1);
   assert_memory_equal(answer, "HTTP/1.1 413", 12);
   close(fd);
+  /* a chunk that says it is larger is refused before it comes */
+  fd = dial(&f);
+  put(fd, text, (size_t)sprintf(text, "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n40000000\r\n"));
+  hear(fd, answer, sizeof answer, "\r\n\r\n", 1);
+  assert_memory_equal(answer, "HTTP/1.1 413", 12);
+  close(fd);
   /* two large bodies together are above the budget of all */
   int first = dial(&f);
   head = sprintf(text, "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 90000\r\n\r\n");
