@@ -1,5 +1,6 @@
-/* One layer of DeepSeek-V3.2 in its real size, but with 8 experts, all of which every token uses: as many operations a
- * token as the model's layer. Weights are random fp8 (kv_b as bf16), the cache holds random rows in bf16.
+/* One layer of DeepSeek-V3.2 and one of GLM-5.2 in their real sizes, but with 8 experts, all of which every token uses:
+ * as many operations a token as the model's layer. Weights are random fp8 (kv_b as bf16), the cache holds random rows in
+ * bf16.
  *
  *   prefill   a chunk of 256 rows behind a long context
  *   decode    one row behind it
@@ -35,6 +36,7 @@ static uint8_t *take(struct block *block, size_t bytes) {
 }
 
 struct layer {
+  const char *name; /* of the model */
   struct quire_model_config model;
   struct quire_model_weights weights;
   struct quire_layer_weights layer;
@@ -133,8 +135,9 @@ static void lay_out(struct layer *l) {
   l->weights.layer = w;
 }
 
-static bool open_weights(struct layer *l, bool tiny) {
-  bench_model_config(BENCH_MODEL_DEEPSEEK_V32, &l->model);
+static bool open_weights(struct layer *l, enum bench_model model, bool tiny) {
+  *l = (struct layer){.name = bench_model_name(model)};
+  bench_model_config(model, &l->model);
   struct quire_model_config *m = &l->model;
   m->layers = 1;
   m->moe[0] = true;
@@ -313,8 +316,8 @@ static enum quire_status measure(struct bench *bench, struct layer *l, int32_t c
                rows > 1 ? 0 : (int64_t)(l->weights.mapped_bytes / READ_PIECE), 0},
       .peak = {isa, bench->team[threads], (int64_t)(operations / (isa->dot_operations * threads))},
   };
-  snprintf(name, sizeof name, "layer %s %d rows behind %dK, t=%d", rows > 1 ? "prefill" : "decode", rows, context >> 10,
-           threads);
+  snprintf(name, sizeof name, "%s %s %d rows behind %dK, t=%d", l->name, rows > 1 ? "prefill" : "decode", rows,
+           context >> 10, threads);
   struct bench_case c = {
       .name = name,
       .unit = "rows/s",
@@ -336,12 +339,11 @@ static enum quire_status measure(struct bench *bench, struct layer *l, int32_t c
   return status;
 }
 
-enum quire_status bench_layer(struct bench *bench, struct quire_error *error_out) {
+static enum quire_status measure_family(struct bench *bench, enum bench_model model, int32_t context,
+                                        struct quire_error *error_out) {
   static struct layer l;
-  int32_t context = bench->options.tiny ? 1024 : (int32_t)bench->options.context_tokens;
-  context = context / QUIRE_PAGE_TOKENS * QUIRE_PAGE_TOKENS;
   enum quire_status status = QUIRE_OK;
-  if (!open_weights(&l, bench->options.tiny)) {
+  if (!open_weights(&l, model, bench->options.tiny)) {
     status = quire_error_set(error_out, QUIRE_ERR_MEMORY, "layer", "no memory for the weights of a layer");
   }
   for (int threads = 1; status == QUIRE_OK && threads <= bench->threads_max; threads++) {
@@ -354,4 +356,11 @@ enum quire_status bench_layer(struct bench *bench, struct quire_error *error_out
   bench_free(l.block.base, l.block.bytes);
   bench_free(l.others.base, l.others.bytes);
   return status;
+}
+
+enum quire_status bench_layer(struct bench *bench, struct quire_error *error_out) {
+  int32_t context = bench->options.tiny ? 1024 : (int32_t)bench->options.context_tokens;
+  context = context / QUIRE_PAGE_TOKENS * QUIRE_PAGE_TOKENS;
+  enum quire_status status = measure_family(bench, BENCH_MODEL_DEEPSEEK_V32, context, error_out);
+  return status != QUIRE_OK ? status : measure_family(bench, BENCH_MODEL_GLM_52, context, error_out);
 }
