@@ -609,12 +609,12 @@ static void queue_full_and_disconnect(void **state) {
   served_close(&other);
 }
 
-static void small_bodies(struct quire_server_options *options) { options->bodies_bytes = 1 << 20; }
+static void small_bodies(struct quire_server_options *options) { options->bodies_bytes = 8 << 20; }
 
 /* What waits for a text thread is held in memory, too. */
 static void many_bodies(void **state) {
   (void)state;
-  enum { CLIENTS = 6, PROMPTS = 8, PROMPT_BYTES = 60000 };
+  enum { CLIENTS = 6, PROMPTS = 64, PROMPT_BYTES = 60000 };
   struct served other;
   struct reply reply;
   served_open(&other, &(struct served_config){.change = small_bodies});
@@ -634,7 +634,6 @@ static void many_bodies(void **state) {
   for (int i = 0; i < CLIENTS; i++) {
     fds[i] = client_connect(other.port);
     client_send(fds[i], "POST", "/tokenize", NULL, body);
-    wait_ms(20);
   }
   for (int i = 0; i < CLIENTS; i++) {
     client_receive(fds[i], &reply);
