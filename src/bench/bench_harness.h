@@ -70,7 +70,7 @@ struct bench {
   struct bench_options options;
   const struct bench_entry *entry; /* the one that runs */
   const struct quire_kernels *kernels;
-  struct quire_team *team[BENCH_THREADS_MAX + 1];     /* by number of threads, from 1 */
+  struct quire_team *team[BENCH_THREADS_MAX + 1];     /* by number of threads; of one: NULL */
   struct quire_stream *stream[BENCH_THREADS_MAX + 1]; /* inline */
   int threads_max;                                    /* 1 on a machine with one core */
   struct cli_model model;                             /* open where weights is not NULL: see bench_engine.h */
