@@ -58,7 +58,6 @@ static void *symbol(void *library, const char *name) {
 
 static void load(void) {
   dnnl.tried = true;
-  setenv("OMP_WAIT_POLICY", "passive", 0); /* its threads must sleep between its products, not spin beside ours */
   void *library = dlopen("libdnnl.so.2", RTLD_NOW | RTLD_GLOBAL);
   if (library == NULL) {
     dnnl.missing = "libdnnl.so.2 is not installed";
