@@ -57,6 +57,7 @@ struct quire_option {
   const char *const *values; /* ENUM: names, NULL at the end */
   const char *metavar;       /* placeholder in the help, NULL: by type */
   const char *help;          /* one sentence, no full stop */
+  bool deed; /* something to do (help, print, read a file), no setting: not in a file; a comment in a dump */
 };
 
 /* The rows of one module and the struct they fill. */
@@ -92,8 +93,8 @@ enum quire_status quire_options_read_arguments(struct quire_options *options, in
  * the tests' and left alone. */
 enum quire_status quire_options_read_environment(struct quire_options *options, const char *const *environ_or_null,
                                                  struct quire_error *error_out);
-/* A YAML mapping of names to scalars; anything else (nesting, lists, aliases, a name twice, an unknown name) is
- * QUIRE_ERR_ARGUMENT with "file:line". */
+/* A YAML mapping of names to scalars; anything else (nesting, lists, aliases, a name twice, an unknown name, a deed such
+ * as another file to read) is QUIRE_ERR_ARGUMENT with "file:line". */
 enum quire_status quire_options_read_file(struct quire_options *options, const char *path,
                                           struct quire_error *error_out);
 /* As read_file, of text in memory; name stands for the path in messages. */
@@ -124,7 +125,7 @@ bool quire_options_find(const struct quire_options *options, const char *name,
 
 /* Appends the help: a heading a group, a row an option with its default and bounds, wrapped at 100 columns. */
 void quire_options_write_help(const struct quire_options *options, struct quire_strbuf *buffer);
-/* Appends "name: value  # where" lines: a YAML file that sets the same values. */
+/* Appends "name: value  # where" lines: a YAML file that sets the same values. What a file cannot set is a comment. */
 void quire_options_write_dump(const struct quire_options *options, struct quire_strbuf *buffer);
 
 #ifdef __cplusplus

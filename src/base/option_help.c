@@ -100,7 +100,7 @@ void quire_options_write_dump(const struct quire_options *options, struct quire_
       quire_strbuf_addf(buffer, "# %s: not set\n", state->row->name);
       continue;
     }
-    quire_strbuf_addf(buffer, "%s: ", state->row->name);
+    quire_strbuf_addf(buffer, "%s%s: ", state->row->deed ? "# " : "", state->row->name);
     add_value(buffer, state);
     quire_strbuf_addf(buffer, "  # %s\n", state->where);
   }

@@ -208,10 +208,16 @@ struct yaml_read {
   uint64_t seen[(QUIRE_OPTIONS_MAX + 63) / 64];
 };
 
+/* The end of a long path says more than its beginning, and what follows it must fit. */
+static const char *short_name(const struct yaml_read *read) {
+  const char *slash = strlen(read->name) > 24 ? strrchr(read->name, '/') : NULL;
+  return slash ? slash + 1 : read->name;
+}
+
 static enum quire_status yaml_fault(const struct yaml_read *read, const yaml_mark_t *mark, const char *what,
                                     struct quire_error *error_out) {
   char where[QUIRE_WHERE_BYTES];
-  snprintf(where, sizeof where, "%s:%zu", read->name, mark->line + 1);
+  snprintf(where, sizeof where, "%.40s:%zu", short_name(read), mark->line + 1);
   return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, where, "%s", what);
 }
 
@@ -262,6 +268,10 @@ static enum quire_status yaml_key(struct yaml_read *read, const yaml_event_t *ke
     snprintf(text, sizeof text, "unknown option \"%.60s\"%s", name, suggestion);
     return yaml_fault(read, &key->start_mark, text, error_out);
   }
+  if (state->row->deed) {
+    snprintf(text, sizeof text, "%s is for the command line; a file holds settings only", state->row->name);
+    return yaml_fault(read, &key->start_mark, text, error_out);
+  }
   if (!quire_bitmap_tick(read->seen, state - read->options->state)) {
     snprintf(text, sizeof text, "%s is set twice", state->row->name);
     return yaml_fault(read, &key->start_mark, text, error_out);
@@ -279,11 +289,8 @@ static enum quire_status yaml_value(struct yaml_read *read, struct quire_option_
   if (fault) {
     return yaml_fault(read, &value->start_mark, fault, error_out);
   }
-  /* the end of a long path says more than its beginning, and the name of the option must fit */
   char where[QUIRE_WHERE_BYTES];
-  const char *slash = strlen(read->name) > 24 ? strrchr(read->name, '/') : NULL;
-  snprintf(where, sizeof where, "%s:%zu: %s", slash ? slash + 1 : read->name, value->start_mark.line + 1,
-           state->row->name);
+  snprintf(where, sizeof where, "%s:%zu: %s", short_name(read), value->start_mark.line + 1, state->row->name);
   return quire_option_store(read->options, state, (const char *)value->data.scalar.value, QUIRE_OPTION_FROM_FILE, where,
                             error_out);
 }

@@ -147,8 +147,14 @@ const struct quire_option cli_worker_rows[] = {
      .type = QUIRE_OPTION_STRING,
      .offset = AT(config),
      .metavar = "FILE",
-     .help = "YAML file with these options"},
-    {.name = "help", .short_name = 'h', .type = QUIRE_OPTION_FLAG, .offset = AT(help), .help = "show this help"},
+     .help = "YAML file with these options",
+     .deed = true},
+    {.name = "help",
+     .short_name = 'h',
+     .type = QUIRE_OPTION_FLAG,
+     .offset = AT(help),
+     .help = "show this help",
+     .deed = true},
 };
 const int cli_worker_row_count = (int)(sizeof cli_worker_rows / sizeof cli_worker_rows[0]);
 
@@ -168,7 +174,10 @@ static void print_help(const char *usage, const struct quire_options *options) {
   struct quire_strbuf text;
   quire_strbuf_init(&text, quire_env_default());
   quire_options_write_help(options, &text);
-  printf("usage: %s\n\n%s", usage, quire_strbuf_text(&text));
+  printf("usage: %s\n\n%s\n--NAME value is also QUIRE_NAME in the environment (capitals, _ for -) and \"NAME: value\" "
+         "in the file of\n"
+         "--config; the command line wins over the environment, the environment over the file.\n",
+         usage, quire_strbuf_text(&text));
   quire_strbuf_fini(&text);
 }
 
@@ -194,14 +203,14 @@ bool cli_read_groups(struct cli_command_groups command, int argc, char **argv, s
   if (status == QUIRE_OK) {
     status = quire_options_read_arguments(options, argc, (const char *const *)argv, 0, &error);
   }
+  if (status == QUIRE_OK && !worker->help) {
+    status = quire_options_read_environment(options, NULL, &error);
+  }
   if (status == QUIRE_OK && worker->help) {
     print_help(command.usage, options);
     quire_options_destroy(options);
     *exit_out = CLI_EXIT_OK;
     return false;
-  }
-  if (status == QUIRE_OK) {
-    status = quire_options_read_environment(options, NULL, &error);
   }
   if (status == QUIRE_OK && worker->config != NULL) {
     status = quire_options_read_file(options, worker->config, &error);

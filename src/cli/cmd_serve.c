@@ -64,7 +64,8 @@ static const struct quire_option serve_rows[] = {
     {.name = "print-config",
      .type = QUIRE_OPTION_FLAG,
      .offset = AT(print_config),
-     .help = "print every option, its value and where it came from, as YAML, and end"},
+     .help = "print every option, its value and where it came from, as YAML, and end",
+     .deed = true},
 };
 
 struct serving {

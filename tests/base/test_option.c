@@ -22,6 +22,7 @@ struct config {
   const char *host;
   const char *model;
   int view;
+  bool show;
 };
 
 static const char *const views[] = {"local", "gather", "peer", NULL};
@@ -76,6 +77,11 @@ static const struct quire_option cache_rows[] = {
      .default_text = "gather",
      .values = views,
      .help = "how prefill reads"},
+    {.name = "show",
+     .type = QUIRE_OPTION_FLAG,
+     .offset = offsetof(struct config, show),
+     .help = "print and end",
+     .deed = true},
 };
 
 struct fixture {
@@ -90,7 +96,7 @@ static int setup(void **state) {
   struct fixture *fixture = calloc(1, sizeof *fixture);
   fail_env_init(&fixture->fail);
   fixture->groups[0] = (struct quire_option_group){"Server", server_rows, 3, &fixture->config};
-  fixture->groups[1] = (struct quire_option_group){"Cache", cache_rows, 5, &fixture->config};
+  fixture->groups[1] = (struct quire_option_group){"Cache", cache_rows, 6, &fixture->config};
   memset(&fixture->config, 0xA5, sizeof fixture->config);
   *state = fixture;
   return quire_options_create(&fixture->fail.env, fixture->groups, 2, &fixture->options, &fixture->error);
@@ -133,7 +139,7 @@ static void defaults(void **state) {
   assert_true(config->memory == (int64_t)1 << 30);
   assert_true(config->ratio == 0.5);
   assert_int_equal(config->view, 1);
-  assert_int_equal(quire_options_count(fixture->options), 8);
+  assert_int_equal(quire_options_count(fixture->options), 9);
   struct quire_option_setting setting = quire_options_at(fixture->options, 0);
   assert_string_equal(setting.row->name, "port");
   assert_string_equal(setting.group, "Server");
@@ -347,6 +353,8 @@ static void yaml_errors(void **state) {
   } rows[] = {
       {"port: 1\nprot: 2\n", "f:2", "unknown option \"prot\"; did you mean port?"},
       {"port: 1\nport: 2\n", "f:2", "port is set twice"},
+      {"port: 1\nshow: true\n", "f:2", "show is for the command line; a file holds settings only"},
+      {"show: false\n", "f:1", "show is for the command line; a file holds settings only"},
       {"kv-view: local\nkv_view: peer\n", "f:2", "kv-view is set twice"},
       {"port: [1]\n", "f:1", "only \"name: value\" lines are accepted: no lists, no nesting, no aliases"},
       {"port:\n  min: 1\n", "f:2", "only \"name: value\" lines are accepted: no lists, no nesting, no aliases"},
@@ -375,6 +383,12 @@ static void yaml_errors(void **state) {
     assert_int_equal(quire_options_read_yaml(fixture->options, "f", fine[i], strlen(fine[i]), NULL), QUIRE_OK);
   }
   assert_int_equal(fixture->config.port, 6);
+  /* a path that is longer than a place in a message keeps its end and the line */
+  char name[200];
+  memset(name, 'd', sizeof name - 1);
+  memcpy(name + 150, "/serve.yaml", 12);
+  expect_error(fixture, quire_options_read_yaml(fixture->options, name, "\nx: 1\n", 6, &fixture->error), "serve.yaml:2",
+               "unknown option \"x\"; --help lists them");
 }
 
 static void files(void **state) {
@@ -411,14 +425,16 @@ static void help(void **state) {
       "      --[no-]warm-up          run a step before serving [true]\n"
       "      --host-memory SIZE      host tier [1G; at least 0]\n"
       "      --ratio X               share [0.5; 0 to 1]\n"
-      "  -v, --kv-view NAME          how prefill reads [gather; one of local, gather, peer]\n");
+      "  -v, --kv-view NAME          how prefill reads [gather; one of local, gather, peer]\n"
+      "      --[no-]show             print and end\n");
   quire_strbuf_fini(&buffer);
 }
 
 /* The dump is a YAML file that sets the same values. */
 static void dump_round_trip(void **state) {
   struct fixture *fixture = *state;
-  assert_int_equal(arguments(fixture, 0, "--host=a \"b\"\\\x01: #c", "--port=9", "-e", "--ratio=.125", NULL), QUIRE_OK);
+  assert_int_equal(arguments(fixture, 0, "--host=a \"b\"\\\x01: #c", "--port=9", "-e", "--ratio=.125", "--show", NULL),
+                   QUIRE_OK);
   struct quire_strbuf buffer;
   quire_strbuf_init(&buffer, &fixture->fail.env);
   quire_options_write_dump(fixture->options, &buffer);
@@ -429,7 +445,8 @@ static void dump_round_trip(void **state) {
                                                   "warm-up: true  # default\n"
                                                   "host-memory: 1G  # default\n"
                                                   "ratio: .125  # --ratio\n"
-                                                  "kv-view: gather  # default\n");
+                                                  "kv-view: gather  # default\n"
+                                                  "# show: true  # --show\n");
   void *inner = NULL;
   assert_int_equal(setup(&inner), 0);
   struct fixture *second = inner;
@@ -437,7 +454,7 @@ static void dump_round_trip(void **state) {
                    QUIRE_OK);
   for (int i = 0; i < quire_options_count(second->options); i++) {
     const char *a = quire_options_at(fixture->options, i).value, *b = quire_options_at(second->options, i).value;
-    assert_true((!a && !b) || strcmp(a, b) == 0);
+    assert_true(quire_options_at(second->options, i).row->deed || (!a && !b) || strcmp(a, b) == 0);
   }
   teardown(&inner);
   quire_strbuf_fini(&buffer);
@@ -498,7 +515,7 @@ static enum quire_status life(void *context, const struct quire_env *env) {
   static const char *const environment[] = {"QUIRE_HOST=here", NULL};
   static const char yaml[] = "host: yaml\nmodel: m\n";
   struct config config;
-  struct quire_option_group groups[] = {{"Server", server_rows, 3, &config}, {"Cache", cache_rows, 5, &config}};
+  struct quire_option_group groups[] = {{"Server", server_rows, 3, &config}, {"Cache", cache_rows, 6, &config}};
   struct quire_options *options = NULL;
   struct quire_strbuf buffer;
   enum quire_status status = quire_options_create(env, groups, 2, &options, NULL);
