@@ -22,6 +22,34 @@ static void schedule(struct quire_http_exchange *exchange) {
   event_active(&exchange->server->turn, 0, 0);
 }
 
+/* Keeps the sum of all output up to date. */
+static void count_output(struct quire_http_exchange *exchange, size_t bytes) {
+  struct quire_http_server *server = exchange->server;
+  QUIRE_ASSERT(server->waiting >= exchange->counted);
+  server->waiting += bytes - exchange->counted;
+  exchange->counted = bytes;
+}
+
+/* Whether the socket is read. A client that has closed its side never is again. */
+static void hold_input(struct quire_http_exchange *exchange, bool held) {
+  QUIRE_ASSERT(exchange->state != QUIRE_HTTP_DEAD);
+  if (held == exchange->held || exchange->eof) {
+    return;
+  }
+  exchange->held = held;
+  if (held) {
+    event_del(&exchange->readable);
+  } else {
+    event_add(&exchange->readable, NULL);
+  }
+}
+
+/* Answers of earlier requests that their client does not read: the next request waits. */
+static bool is_full(const struct quire_http_exchange *exchange) {
+  QUIRE_ASSERT(exchange->server != NULL);
+  return evbuffer_get_length(exchange->out) >= exchange->server->config.limits.out_bytes;
+}
+
 static void release_body(struct quire_http_exchange *exchange) {
   QUIRE_ASSERT(exchange->server->bodies >= exchange->body.bytes);
   exchange->server->bodies -= exchange->body.bytes;
@@ -38,6 +66,7 @@ void quire_http_lose(struct quire_http_exchange *exchange, bool tell) {
   event_del(&exchange->writable);
   close(exchange->fd);
   release_body(exchange);
+  count_output(exchange, 0);
   quire_list_remove(&exchange->turn);
   quire_list_remove(&exchange->node);
   quire_list_push_back(&server->dead, &exchange->node);
@@ -69,6 +98,7 @@ static void begin_linger(struct quire_http_exchange *exchange) {
     quire_http_lose(exchange, false);
     return;
   }
+  hold_input(exchange, false);
   exchange->state = QUIRE_HTTP_LINGER;
   exchange->since_ns = quire_http_now(exchange->server);
   quire_strbuf_fini(&exchange->in);
@@ -92,6 +122,7 @@ static void flush(struct quire_http_exchange *exchange) {
     exchange->wrote_ns = quire_http_now(server);
   }
   size_t left = evbuffer_get_length(exchange->out);
+  count_output(exchange, left);
   if (left > 0 && !exchange->want_write) {
     event_add(&exchange->writable, NULL);
     exchange->want_write = true;
@@ -102,10 +133,13 @@ static void flush(struct quire_http_exchange *exchange) {
   }
   if (left == 0 && exchange->state == QUIRE_HTTP_CLOSE) {
     begin_linger(exchange);
-  } else if (exchange->full && left <= server->config.limits.out_bytes / 2) {
+  } else if (left <= server->config.limits.out_bytes / 2) {
+    bool was_full = exchange->full;
     exchange->full = false;
-    if (exchange->state == QUIRE_HTTP_BUSY) {
+    if (was_full && exchange->state == QUIRE_HTTP_BUSY) {
       server->config.handler.room(server->config.handler.context, exchange);
+    } else if (exchange->held && exchange->state == QUIRE_HTTP_HEAD) {
+      schedule(exchange);
     }
   }
 }
@@ -166,7 +200,7 @@ static void end_exchange(struct quire_http_exchange *exchange) {
   }
 }
 
-void quire_http_answer(struct quire_http_exchange *exchange, const struct quire_http_answer *answer) {
+static void answer(struct quire_http_exchange *exchange, const struct quire_http_answer *answer) {
   QUIRE_ASSERT(exchange->state == QUIRE_HTTP_BUSY && !exchange->streaming);
   char framing[48];
   snprintf(framing, sizeof framing, "Content-Length: %zu\r\n", answer->bytes);
@@ -176,7 +210,36 @@ void quire_http_answer(struct quire_http_exchange *exchange, const struct quire_
     quire_http_abort(exchange);
     return;
   }
+  count_output(exchange, evbuffer_get_length(exchange->out));
   end_exchange(exchange);
+}
+
+/* An answer in the handler's words for something that this file has found; 429 and 503 say when to come back. */
+static void answer_refusal(struct quire_http_exchange *exchange, int status, const char *why) {
+  struct quire_http_server *server = exchange->server;
+  struct quire_strbuf body;
+  QUIRE_ASSERT(status >= 400);
+  quire_strbuf_init(&body, server->env);
+  server->config.handler.refuse(server->config.handler.context, status, why, &body);
+  answer(exchange, &(struct quire_http_answer){
+                       .status = status,
+                       .type = "application/json",
+                       .fields = status == 503 || status == 429 ? "Retry-After: 1\r\n" : NULL,
+                       .body = quire_strbuf_text(&body),
+                       .bytes = body.bytes,
+                   });
+  quire_strbuf_fini(&body);
+}
+
+void quire_http_answer(struct quire_http_exchange *exchange, const struct quire_http_answer *whole) {
+  const struct quire_http_limits *limits = &exchange->server->config.limits;
+  QUIRE_ASSERT(exchange->state == QUIRE_HTTP_BUSY);
+  /* the budget may be overdrawn by one answer, so that none is too large for ever */
+  if (whole->bytes > limits->out_bytes && exchange->server->waiting >= limits->bodies_bytes) {
+    answer_refusal(exchange, 503, "too many large answers wait for their readers at the moment");
+  } else {
+    answer(exchange, whole);
+  }
 }
 
 static bool add_bytes(struct quire_http_exchange *exchange, const char *bytes, size_t count) {
@@ -267,7 +330,6 @@ void quire_http_take_body(struct quire_http_exchange *exchange, struct quire_str
 /* Answers a request that is no proper one, or against a limit, and ends the connection. */
 static void refuse(struct quire_http_exchange *exchange, int status, const char *why) {
   struct quire_http_server *server = exchange->server;
-  struct quire_strbuf body;
   QUIRE_ASSERT(exchange->state == QUIRE_HTTP_HEAD || exchange->state == QUIRE_HTTP_BODY);
   exchange->state = QUIRE_HTTP_BUSY;
   exchange->head.keep_alive = false;
@@ -275,17 +337,7 @@ static void refuse(struct quire_http_exchange *exchange, int status, const char 
   server->stats.exchanges++;
   server->stats.refused++;
   server->stats.timeouts += status == 408 ? 1 : 0;
-  quire_strbuf_init(&body, server->env);
-  server->config.handler.refuse(server->config.handler.context, status, why, &body);
-  struct quire_http_answer answer = {
-      .status = status,
-      .type = "application/json",
-      .fields = status == 503 || status == 429 ? "Retry-After: 1\r\n" : NULL,
-      .body = quire_strbuf_text(&body),
-      .bytes = body.bytes,
-  };
-  quire_http_answer(exchange, &answer);
-  quire_strbuf_fini(&body);
+  answer_refusal(exchange, status, why);
 }
 
 /* The whole request is there. */
@@ -419,7 +471,7 @@ static size_t consume(struct quire_http_exchange *exchange, const char *bytes, s
   size_t used = 0;
   for (int i = 0; i < REQUESTS_PER_TURN && used < count;) {
     size_t step = 0;
-    if (exchange->state == QUIRE_HTTP_HEAD) {
+    if (exchange->state == QUIRE_HTTP_HEAD && !is_full(exchange)) {
       step = take_scan(exchange, bytes + used, count - used);
       i++;
     } else if (exchange->state == QUIRE_HTTP_BODY) {
@@ -478,6 +530,7 @@ static void input(struct quire_http_exchange *exchange, const char *bytes, size_
   }
   bool kept = in->bytes > 0;
   if (!kept && count == 0) {
+    hold_input(exchange, false);
     flush(exchange);
     return;
   }
@@ -494,8 +547,9 @@ static void input(struct quire_http_exchange *exchange, const char *bytes, size_
     return;
   }
   bool again = exchange->state == QUIRE_HTTP_HEAD && in->bytes > 0 && !exchange->scan.begun;
+  hold_input(exchange, exchange->state == QUIRE_HTTP_HEAD && (again || is_full(exchange)));
   flush(exchange);
-  if (exchange->state != QUIRE_HTTP_DEAD && again) {
+  if (exchange->state == QUIRE_HTTP_HEAD && exchange->held && !is_full(exchange)) {
     schedule(exchange);
   }
 }
@@ -536,7 +590,7 @@ static void on_readable(evutil_socket_t fd, short what, void *context) {
     if (exchange->state == QUIRE_HTTP_DEAD) {
       return;
     }
-    if ((size_t)got < QUIRE_HTTP_READ_BYTES) {
+    if ((size_t)got < QUIRE_HTTP_READ_BYTES || exchange->held) {
       break;
     }
   }

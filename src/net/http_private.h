@@ -40,6 +40,7 @@ struct quire_http_exchange {
   enum quire_http_state state;
   struct event readable, writable;
   bool overrun;        /* more was pipelined than is kept: input is dropped */
+  bool held;           /* not read: requests that came wait for their turn, or answers for their reader */
   bool want_write;     /* `writable` is added */
   bool in_input;       /* inside quire_http_input: output waits for its end */
   bool streaming;      /* the head of a streamed answer is out */
@@ -56,6 +57,7 @@ struct quire_http_exchange {
   struct evbuffer *out;
   uint64_t since_ns; /* begin of the state that a deadline counts from */
   uint64_t wrote_ns; /* when output last moved */
+  size_t counted;    /* of out, in server->waiting */
   size_t dropped;
 };
 
@@ -68,7 +70,8 @@ struct quire_http_server {
   struct event accept, tick, turn;
   struct quire_list connections, turns, dead;
   struct quire_http_stats stats;
-  size_t bodies; /* bytes of bodies held now */
+  size_t bodies;  /* bytes of bodies held now */
+  size_t waiting; /* bytes of output that clients have not taken */
   int64_t date_second;
   char date[64]; /* "Date: ...\r\n" of date_second */
   char *scratch; /* QUIRE_HTTP_READ_BYTES */

@@ -80,7 +80,7 @@ static void on_accept(evutil_socket_t listen_fd, short what, void *context) {
 static void free_dead(struct quire_http_server *server) {
   for (struct quire_list *node; (node = quire_list_pop_front(&server->dead)) != NULL;) {
     struct quire_http_exchange *exchange = QUIRE_LIST_OF(node, struct quire_http_exchange, node);
-    QUIRE_ASSERT(exchange->state == QUIRE_HTTP_DEAD);
+    QUIRE_ASSERT(exchange->state == QUIRE_HTTP_DEAD && exchange->counted == 0);
     quire_http_free(exchange);
   }
 }
@@ -254,6 +254,7 @@ int quire_http_server_port(const struct quire_http_server *server) {
 void quire_http_server_stats(const struct quire_http_server *server, struct quire_http_stats *stats_out) {
   QUIRE_ASSERT(server->stats.exchanges >= 0 && server->stats.exchanges <= server->stats.connections);
   *stats_out = server->stats;
+  stats_out->unread = (int64_t)server->waiting;
 }
 
 void quire_http_server_drain(struct quire_http_server *server, bool listening) {

@@ -7,11 +7,14 @@
  * A request is an exchange. The handler answers it when it likes, at once or later, whole or as a stream of chunks; until
  * then a client that leaves is noticed in every state (a closed sending side counts as leaving), and the handler told by
  * `gone`: a connection is always read, since a full socket would hide its end. Whoever pipelines more than 256 KiB behind
- * an open request loses what is behind it, and the connection with the answer. Nothing may touch an exchange after it was answered to its end, aborted or gone.
+ * an open request loses what is behind it, and the connection with the answer. Nothing may touch an exchange after it was
+ * answered to its end, aborted or gone.
  *
  * Slow clients: a head, a body and unread output have a deadline each. Output that waits is shown by quire_http_pending;
- * whoever streams stops at out_bytes and is called by `room` when it has drained. Bodies of all connections share one
- * budget.
+ * whoever streams stops at out_bytes and is called by `room` when it has drained. Between two requests a connection is not
+ * read while earlier ones wait for their turn, or more than out_bytes for its client: nobody can pile up answers. Bodies
+ * of all connections share one budget, unread answers another of the same size: a large answer that finds it
+ * used up is replaced by 503.
  *
  * libevent waits for the sockets; its bufferevents are not used, since they stop reading, and with it noticing that a
  * client left, when a pipelined rest fills their buffer, and write a turn of the loop later.
@@ -42,8 +45,8 @@ struct quire_http_limits {
   int connections;
   size_t head_bytes;
   size_t body_bytes;
-  size_t bodies_bytes; /* of all connections together */
-  size_t out_bytes;    /* pending output at which a stream should pause */
+  size_t bodies_bytes; /* of all connections together; and so much of answers may wait for their readers */
+  size_t out_bytes;    /* pending output at which a stream should pause, and no further request is taken up */
   uint64_t idle_ns;    /* between requests */
   uint64_t head_ns;    /* from a head's first byte to its last */
   uint64_t body_ns;    /* the same for a body */
@@ -73,11 +76,12 @@ struct quire_http_config {
   struct quire_http_handler handler;
 };
 
-/* Since creation, but connections and exchanges, which are now. */
+/* Since creation, but connections, exchanges and unread, which are now. */
 struct quire_http_stats {
   int64_t accepted, over_limit; /* connections */
   int64_t requests, refused, timeouts, gone, slow_readers;
   int64_t bytes_in, bytes_out;
+  int64_t unread; /* bytes of answers that wait for their readers */
   int connections, exchanges;
 };
 

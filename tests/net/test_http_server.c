@@ -360,6 +360,88 @@ static void back_pressure(void **state) {
   assert_int_equal(stats.slow_readers, 1);
 }
 
+/* Bytes to a socket as long as it takes them at once, up to `most`. */
+static size_t stuff(int fd, const char *bytes, size_t count, size_t most) {
+  size_t sent = 0;
+  for (int idle = 0; idle < 30 && sent < most;) {
+    ssize_t got = send(fd, bytes + sent % count, count - sent % count, MSG_DONTWAIT | MSG_NOSIGNAL);
+    idle = got > 0 ? 0 : idle + 1;
+    sent += got > 0 ? (size_t)got : 0;
+    nanosleep(&(struct timespec){0, got > 0 ? 0 : 10000000}, NULL);
+  }
+  return sent;
+}
+
+/* Who pipelines without reading piles nothing up: its requests stay in its socket. What it reads later is all there. */
+static void unread_answers(void **state) {
+  (void)state;
+  enum { BODY = 2000, MANY = 400 };
+  static char text[MANY * (BODY + 80)], answer[1 << 16];
+  struct fixture f;
+  struct quire_http_stats stats;
+  start(&f);
+  size_t used = 0, each = 0;
+  for (int i = 0; i < MANY; i++) {
+    used += (size_t)sprintf(text + used, "POST /echo HTTP/1.1\r\n" HOST "Content-Length: %d\r\n\r\n", BODY);
+    memset(text + used, 'a', BODY);
+    used += BODY;
+    each = i == 0 ? used : each;
+  }
+  int fd = dial(&f);
+  size_t sent = stuff(fd, text, used, (size_t)256 << 20);
+  assert_true(sent < (size_t)64 << 20);
+  /* 64 KB are pending at most when the last of a read is taken up, and one socket's buffer lies before them */
+  assert_true(f.requests < (int)((4 << 20) / BODY));
+  int wanted = (int)(sent / each), seen = 0;
+  size_t matched = 0;
+  for (ssize_t got; seen < wanted && (got = recv(fd, answer, sizeof answer, 0)) > 0;) {
+    for (ssize_t i = 0; i < got; i++) { /* bodies are all a's */
+      matched = answer[i] == "HTTP/1.1 200 OK"[matched] ? matched + 1 : answer[i] == 'H' ? 1 : 0;
+      seen += matched == 15 ? 1 : 0;
+      matched = matched == 15 ? 0 : matched;
+    }
+  }
+  assert_int_equal(seen, wanted);
+  assert_int_equal(f.requests, wanted);
+  close(fd);
+  finish(&f, &stats);
+  assert_int_equal(stats.unread, 0);
+}
+
+/* Unread answers of all connections share a budget: one above it is told to come back. */
+static void unread_budget(void **state) {
+  (void)state;
+  enum { CLIENTS = 12, BODY = 99000 };
+  static char text[BODY + 100], answer[4096];
+  struct fixture f;
+  start(&f);
+  int fds[CLIENTS], refused = 0, small = 4096;
+  int head = sprintf(text, "POST /echo HTTP/1.1\r\n" HOST "Content-Length: %d\r\n\r\n", BODY);
+  memset(text + head, 'a', BODY);
+  for (int i = 0; i < CLIENTS; i++) {
+    fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)f.port)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    setsockopt(fds[i], SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    assert_int_equal(connect(fds[i], (struct sockaddr *)&address, sizeof address), 0);
+    /* six in a row: the first fills the socket's buffers, the others wait in ours */
+    for (int k = 0; k < 6; k++) {
+      stuff(fds[i], text, (size_t)head + BODY, (size_t)head + BODY);
+    }
+  }
+  for (int i = 0; i < CLIENTS; i++) {
+    bool found = false;
+    for (size_t got; !found && (got = hear(fds[i], answer, sizeof answer, " 503 ", 1)) > 0;) {
+      found = strstr(answer, "HTTP/1.1 503 ") != NULL;
+    }
+    refused += found;
+    close(fds[i]);
+  }
+  assert_true(refused > 0);
+  assert_int_equal(status_of(&f, "GET /quick HTTP/1.1\r\n" HOST "\r\n", 32), 200);
+  finish(&f, NULL);
+}
+
 /* Test four: what two readers could frame differently gets 400, and nothing behind it is taken for a request. */
 static void ambiguous_framing(void **state) {
   (void)state;
@@ -537,6 +619,8 @@ int main(void) {
       cmocka_unit_test(disconnect_is_seen),
       cmocka_unit_test(pipelining_survives),
       cmocka_unit_test(back_pressure),
+      cmocka_unit_test(unread_answers),
+      cmocka_unit_test(unread_budget),
       cmocka_unit_test(ambiguous_framing),
       cmocka_unit_test(limits),
       cmocka_unit_test(slow_clients),
