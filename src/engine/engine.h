@@ -128,6 +128,9 @@ enum quire_status quire_engine_check_request(const struct quire_engine *engine,
  * events. now_ns is compared with the requests' deadlines and never goes back. QUIRE_ERR_STATE: events of two ticks have
  * not been polled. QUIRE_ERR_RANK: a step failed; every request has failed with it. */
 enum quire_status quire_engine_tick(struct quire_engine *engine, uint64_t now_ns, struct quire_error *error_out);
+/* Between ticks, of an engine that may be idle for long: whether every rank is there. False: a rank has died, every request
+ * has failed with it, and ticks are QUIRE_ERR_RANK from now on. Costs a system call a rank process. */
+bool quire_engine_alive(struct quire_engine *engine);
 /* Takes up to max events, oldest first. */
 int32_t quire_engine_poll(struct quire_engine *engine, struct quire_engine_event *events_out, int32_t max);
 /* Why a request failed: valid from its FAILED event until the next tick. NULL for one that did not. */

@@ -239,6 +239,7 @@ static void enter(struct quire_engine *engine, struct engine_request *r, quire_c
   r->leader = 0;
   if (!r->admitted) {
     r->admitted = true;
+    r->admitted_ns = engine->now_ns;
     r->cached = r->computed;
     engine->stats.prompt_tokens += r->prompt;
     engine->stats.cached_tokens += r->cached;

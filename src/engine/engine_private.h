@@ -63,6 +63,7 @@ struct engine_request {
   struct quire_hash128 root;
   int32_t match_max;         /* tokens it may find in the cache; 0: as many as there are */
   bool admitted;             /* once at least */
+  uint64_t admitted_ns;      /* in the tick that began then */
   int32_t refused_available; /* pages there were when it got none, or -1 */
   uint64_t refused_tick;
   int32_t shared;       /* whole pages it would find, when that was last looked up */
@@ -105,6 +106,7 @@ struct quire_engine {
   uint32_t ways_taken[QUIRE_SCHED_STATES]; /* bits of the states that were entered from each; for tests */
   uint64_t serial, order;
   uint64_t deadline_next; /* no deadline is earlier */
+  uint64_t now_ns;        /* of the tick */
   struct engine_queue short_queue, long_queue;
 
   int32_t running_count;

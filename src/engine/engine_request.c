@@ -148,6 +148,8 @@ struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const 
   event->tops = NULL;
   event->prefilled = r->computed < r->prompt ? r->computed : r->prompt;
   event->cached = r->cached;
+  /* of tokens in the middle it would cost a cache line */
+  event->admitted_ns = kind != QUIRE_EVENT_TOKEN || r->count == r->prompt ? r->admitted_ns : 0;
   event->finish = (enum quire_finish)r->finish;
   event->status = kind == QUIRE_EVENT_FAILED ? r->error.status : QUIRE_OK;
   return event;

@@ -304,6 +304,15 @@ static enum quire_status fail_all(struct quire_engine *engine, const struct quir
   return error->status;
 }
 
+bool quire_engine_alive(struct quire_engine *engine) {
+  struct quire_error error = {0};
+  if (!engine->failed && !quire_step_alive(engine->executor, &error)) {
+    quire_env_log(engine->env, QUIRE_LOG_ERROR, "rank lost: %s", error.text);
+    fail_all(engine, &error, NULL);
+  }
+  return !engine->failed;
+}
+
 static enum quire_status run_plan(struct quire_engine *engine, struct quire_error *error_out) {
   struct quire_error error = {0};
   build_plan(engine);
@@ -412,6 +421,7 @@ enum quire_status quire_engine_tick(struct quire_engine *engine, uint64_t now_ns
                            engine->events_count);
   }
   engine->stats.ticks++;
+  engine->now_ns = now_ns;
   quire_engine_reap(engine, now_ns);
   if (quire_engine_active(engine) == 0) {
     return quire_engine_pump(engine, false, error_out);

@@ -74,6 +74,7 @@ struct quire_engine_event {
                                    next take of the ticket */
   int32_t prefilled;            /* prompt positions in the cache, hits included */
   int32_t cached;               /* prompt tokens that were found in the cache */
+  uint64_t admitted_ns; /* first token and end: when it left the queue first, by the clock of the ticks; else 0 */
   enum quire_finish finish;
   enum quire_status status; /* FAILED: CANCELLED, REQUEST (deadline), NONFINITE, RANK, ...; else QUIRE_OK */
 };

@@ -82,6 +82,7 @@ static enum quire_status start(struct quire_worker *worker, struct quire_error *
     worker->free_tickets[worker->free_count++] = worker->config.tickets_max - 1 - i;
   }
   worker->armed = true;
+  worker->beat_ns = worker->env->now_ns(worker->env->context);
   worker->started = quire_thread_start(&worker->thread, controller_main, worker);
   return worker->started ? QUIRE_OK
                          : quire_error_set(error_out, QUIRE_ERR_MEMORY, "worker",
@@ -308,25 +309,36 @@ static void end_stalled(struct quire_worker *worker) {
   }
 }
 
-/* What others asked the controller for. */
+/* What others asked the controller for. The lock is held for words only: laws take long, and others must not wait. */
 static void serve(struct quire_worker *worker, uint64_t *shown_ns, bool always) {
   uint64_t now = now_of(worker);
+  __atomic_store_n(&worker->beat_ns, now, __ATOMIC_RELEASE);
   pthread_mutex_lock(&worker->mutex);
-  if (worker->flush_wanted) {
-    quire_engine_flush(worker->engine);
-    worker->flush_wanted = false;
+  bool flush = worker->flush_wanted, check = worker->check_wanted;
+  bool show = always || worker->stats_wanted || now - *shown_ns > WORKER_STATS_NS;
+  worker->flush_wanted = false;
+  worker->stats_wanted = false;
+  pthread_mutex_unlock(&worker->mutex);
+  if (!flush && !check && !show) {
+    return;
   }
-  if (worker->check_wanted) {
-    worker->check_answer = quire_engine_check_laws(worker->engine, &worker->check_why);
+  struct quire_error why = {0};
+  struct quire_worker_stats stats = {.tick_ns = worker->tick_ns};
+  if (flush) {
+    quire_engine_flush(worker->engine);
+  }
+  bool answer = check && quire_engine_check_laws(worker->engine, &why);
+  quire_engine_stats(worker->engine, &stats.engine);
+  quire_cache_stats(worker->engine->cache, &stats.cache);
+  *shown_ns = now;
+  pthread_mutex_lock(&worker->mutex);
+  stats.rejected = worker->stats.rejected;
+  worker->stats = stats;
+  if (check) {
+    worker->check_answer = answer;
+    worker->check_why = why;
     worker->check_wanted = false;
     pthread_cond_broadcast(&worker->checked);
-  }
-  if (always || worker->stats_wanted || now - *shown_ns > WORKER_STATS_NS) {
-    worker->stats.tick_ns = worker->tick_ns;
-    quire_engine_stats(worker->engine, &worker->stats.engine);
-    quire_cache_stats(worker->engine->cache, &worker->stats.cache);
-    worker->stats_wanted = false;
-    *shown_ns = now;
   }
   pthread_mutex_unlock(&worker->mutex);
 }
@@ -345,6 +357,14 @@ static bool tick(struct quire_worker *worker) {
   bool ran = worker->engine->stats.steps != steps;
   worker->tick_ns = ran ? now_of(worker) - begin : worker->tick_ns;
   return ran;
+}
+
+/* Looks after the ranks while none of them runs a step. */
+static void watch_ranks(struct quire_worker *worker) {
+  if (!quire_engine_alive(worker->engine)) {
+    __atomic_store_n(&worker->failed, true, __ATOMIC_RELEASE);
+    pass_events(worker);
+  }
 }
 
 static void sleep_until_told(struct quire_worker *worker, uint64_t ns) {
@@ -379,6 +399,7 @@ static void *controller_main(void *context) {
       bool ran = tick(worker);
       idle = false;
       if (!ran && quire_engine_active(worker->engine) > 0) {
+        watch_ranks(worker);
         sleep_until_told(worker, WORKER_WAIT_NS);
       }
       continue;
@@ -388,6 +409,7 @@ static void *controller_main(void *context) {
       idle = true; /* once more round, so that the picture shows the end */
       continue;
     }
+    watch_ranks(worker);
     sleep_until_told(worker, WORKER_IDLE_NS);
   }
   end_all(worker);

@@ -81,6 +81,11 @@ void quire_worker_flush(struct quire_worker *worker);
 void quire_worker_drain(struct quire_worker *worker);
 /* No request is inside (their events may still be unread). */
 bool quire_worker_idle(const struct quire_worker *worker);
+/* For health, without a lock and without the controller's help. Silence is the time since the controller last came by:
+ * some 0.1 s at most while idle, a step while one runs; one that only grows means a rank, or the controller, hangs. */
+uint64_t quire_worker_silence_ns(const struct quire_worker *worker);
+/* A rank has failed or died, which is seen within 0.1 s also while nothing runs. */
+bool quire_worker_failed(const struct quire_worker *worker);
 void quire_worker_stats(struct quire_worker *worker, struct quire_worker_stats *stats_out);
 /* The laws, checked by the controller between two plans; waits for it. False with the first fault. */
 bool quire_worker_check(struct quire_worker *worker, struct quire_error *why_out);

@@ -84,6 +84,7 @@ struct quire_worker {
   bool check_answer;
   struct quire_error check_why;
 
+  uint64_t beat_ns;                /* atomic: when the controller last came by */
   int32_t inside;                  /* atomic: submitted and not ended */
   bool stopping, draining, failed; /* atomic */
 };

@@ -205,6 +205,16 @@ bool quire_worker_idle(const struct quire_worker *worker) {
   return __atomic_load_n(&worker->inside, __ATOMIC_ACQUIRE) == 0;
 }
 
+uint64_t quire_worker_silence_ns(const struct quire_worker *worker) {
+  uint64_t beat = __atomic_load_n(&worker->beat_ns, __ATOMIC_ACQUIRE);
+  uint64_t now = worker->env->now_ns(worker->env->context);
+  return now > beat ? now - beat : 0;
+}
+
+bool quire_worker_failed(const struct quire_worker *worker) {
+  return __atomic_load_n(&worker->failed, __ATOMIC_ACQUIRE);
+}
+
 void quire_worker_stats(struct quire_worker *worker, struct quire_worker_stats *stats_out) {
   pthread_mutex_lock(&worker->mutex);
   *stats_out = worker->stats;

@@ -58,6 +58,10 @@ enum quire_status quire_step_submit(struct quire_step_executor *executor, int32_
   return executor->ops->submit(executor, rank, command, error_out);
 }
 
+bool quire_step_alive(struct quire_step_executor *executor, struct quire_error *why_out) {
+  return executor->ops->alive(executor, why_out);
+}
+
 int32_t quire_step_poll(struct quire_step_executor *executor, int32_t rank, struct quire_ack *acks_out, int32_t max) {
   return executor->ops->poll(executor, rank, acks_out, max);
 }

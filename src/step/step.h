@@ -73,7 +73,7 @@ struct quire_step_memory {
 
 struct quire_step_executor;
 
-#define QUIRE_STEP_OPS_VERSION 2
+#define QUIRE_STEP_OPS_VERSION 3
 #define QUIRE_STEP_WATCH_NS 20000000
 
 /* One executor. Slots are never NULL. */
@@ -88,6 +88,7 @@ struct quire_step_ops {
   enum quire_status (*post)(struct quire_step_executor *executor, const struct quire_step_plan *plan,
                             struct quire_error *error_out);
   struct quire_step_ack *(*wait)(struct quire_step_executor *executor);
+  bool (*alive)(struct quire_step_executor *executor, struct quire_error *why_out);
   enum quire_status (*submit)(struct quire_step_executor *executor, int32_t rank, const struct quire_command *command,
                               struct quire_error *error_out);
   int32_t (*poll)(struct quire_step_executor *executor, int32_t rank, struct quire_ack *acks_out, int32_t max);
@@ -116,6 +117,10 @@ enum quire_status quire_step_post(struct quire_step_executor *executor, const st
                                   struct quire_error *error_out);
 /* Waits for all ranks and merges their acks. The block is the executor's, valid until the next post. */
 struct quire_step_ack *quire_step_wait(struct quire_step_executor *executor);
+
+/* Between steps: whether every rank is still there. False with the first that is not; the executor has failed then. A
+ * rank that is there may hang: only a step shows that. */
+bool quire_step_alive(struct quire_step_executor *executor, struct quire_error *why_out);
 
 /* Commands of the cache to one rank's memory: what the bank's calls of these names do (bank.h). */
 enum quire_status quire_step_submit(struct quire_step_executor *executor, int32_t rank,

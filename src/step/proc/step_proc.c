@@ -5,7 +5,7 @@
  *     controller   copy plan, posted++  ------------------------------>  finished == ranks
  *     rank r           | waits on posted  | quire_rank_step | finished++ |
  *
- * The controller looks every QUIRE_STEP_WATCH_NS whether a rank has died; then it poisons the collective, so that no
+ * In a step the controller looks every QUIRE_STEP_WATCH_NS whether a rank has died, between steps when asked; then it poisons the collective, so that no
  * rank waits for the dead one, and names it in the ack. Ranks die with their controller (PR_SET_PDEATHSIG). */
 #include <errno.h>
 #include <signal.h>
@@ -237,6 +237,20 @@ static struct quire_step_ack *proc_wait(struct quire_step_executor *executor) {
   return ack;
 }
 
+static bool proc_alive(struct quire_step_executor *executor, struct quire_error *why_out) {
+  struct proc_executor *x = (struct proc_executor *)executor;
+  QUIRE_ASSERT(x->plan == NULL);
+  int how = 0;
+  int32_t dead = find_dead(x, &how);
+  if (dead < 0) {
+    return true;
+  }
+  describe_death(why_out, dead, how);
+  quire_collective_abort(x->group.collective, dead);
+  x->failed = true;
+  return false;
+}
+
 static struct quire_bank *proc_bank(struct quire_step_executor *executor, int32_t rank) {
   struct proc_executor *x = (struct proc_executor *)executor;
   QUIRE_ASSERT(rank >= 0 && rank < x->group.config.geometry.ranks);
@@ -259,6 +273,7 @@ const struct quire_step_ops quire_step_proc_ops = {
     .destroy = proc_destroy,
     .post = proc_post,
     .wait = proc_wait,
+    .alive = proc_alive,
     .submit = quire_step_bank_submit,
     .poll = quire_step_bank_poll,
     .open_commands = quire_step_bank_open_commands,

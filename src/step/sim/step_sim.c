@@ -1,4 +1,5 @@
 #include <string.h>
+#include <time.h>
 
 #include "base/assert.h"
 #include "base/rng.h"
@@ -358,12 +359,26 @@ static enum quire_status sim_post(struct quire_step_executor *executor, const st
   return QUIRE_OK;
 }
 
+static bool is_set(const int *word) { return word != NULL && __atomic_load_n(word, __ATOMIC_ACQUIRE) != 0; }
+
 static struct quire_step_ack *sim_wait(struct quire_step_executor *executor) {
   struct sim_executor *x = (struct sim_executor *)executor;
   QUIRE_ASSERT(x->plan != NULL);
+  while (is_set(x->sim.hang)) {
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+  }
   x->failed = x->ack->status != QUIRE_OK;
   x->plan = NULL;
   return x->ack;
+}
+
+static bool sim_alive(struct quire_step_executor *executor, struct quire_error *why_out) {
+  struct sim_executor *x = (struct sim_executor *)executor;
+  x->failed = x->failed || is_set(x->sim.dead);
+  if (x->failed) {
+    quire_error_set(why_out, QUIRE_ERR_RANK, "sim", "rank 0 has died, as it was told to");
+  }
+  return !x->failed;
 }
 
 /* --- commands --- */
@@ -444,6 +459,7 @@ const struct quire_step_ops quire_step_sim_ops = {
     .destroy = sim_destroy,
     .post = sim_post,
     .wait = sim_wait,
+    .alive = sim_alive,
     .submit = sim_submit,
     .poll = sim_poll,
     .open_commands = sim_open_commands,

@@ -146,6 +146,14 @@ static struct quire_step_ack *threads_wait(struct quire_step_executor *executor)
   return ack;
 }
 
+/* A thread that dies takes the process with it. */
+static bool threads_alive(struct quire_step_executor *executor, struct quire_error *why_out) {
+  const struct threads_executor *x = (struct threads_executor *)executor;
+  QUIRE_ASSERT(x->plan == NULL);
+  (void)why_out;
+  return true;
+}
+
 static struct quire_bank *threads_bank(struct quire_step_executor *executor, int32_t rank) {
   struct threads_executor *x = (struct threads_executor *)executor;
   QUIRE_ASSERT(rank >= 0 && rank < x->group.config.geometry.ranks);
@@ -168,6 +176,7 @@ const struct quire_step_ops quire_step_threads_ops = {
     .destroy = threads_destroy,
     .post = threads_post,
     .wait = threads_wait,
+    .alive = threads_alive,
     .submit = quire_step_bank_submit,
     .poll = quire_step_bank_poll,
     .open_commands = quire_step_bank_open_commands,
