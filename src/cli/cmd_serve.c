@@ -163,11 +163,15 @@ static void on_log(void *context, enum quire_log_level level, const char *line) 
 
 /* --- signals --- */
 
-/* The first drains, the second ends. */
+/* The first drains, the second ends. A hang-up reads the key file again, where there is one. */
 static void on_signal(void *context) {
   struct serving *serving = context;
   struct signalfd_siginfo info;
   if (read(serving->signal_fd, &info, sizeof info) != (ssize_t)sizeof info) {
+    return;
+  }
+  if (info.ssi_signo == SIGHUP && serving->http.api_key_file != NULL) {
+    quire_server_reload_keys(serving->server);
     return;
   }
   serving->signal_count++;
@@ -185,6 +189,7 @@ static sigset_t block_signals(void) {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &set, NULL);
   return set;
 }

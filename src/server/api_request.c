@@ -9,7 +9,8 @@
 #include "base/json.h"
 #include "server/json_write.h"
 
-enum { SHOW_BYTES = 48 };
+/* VALUE_BYTES, PAIR_BYTES: what jansson keeps for a value of a list, and beside it for one of an object. */
+enum { SHOW_BYTES = 48, VALUE_BYTES = 40, PAIR_BYTES = 96 };
 
 /* One reading: the object at hand, where it stands, and the first failure. */
 struct reading {
@@ -152,6 +153,10 @@ static const char *read_string(struct reading *r, const char *key) {
     wrong_type(r, key, value, "a string");
     return NULL;
   }
+  if (strlen(json_string_value(value)) != json_string_length(value)) {
+    wrong(r, "invalid_value", key, "%s%s holds a NUL", r->prefix, key);
+    return NULL;
+  }
   return json_string_value(value);
 }
 
@@ -177,31 +182,52 @@ static void refuse_fields(struct reading *r, const char *const *keys, const char
   }
 }
 
+/* Tools that may not be called say nothing; a call that must be made cannot. */
+static void refuse_tools(struct reading *r) {
+  const char *choice = json_string_value(json_object_get(r->object, "tool_choice"));
+  const json_t *tools = get(r, "tools");
+  if (tools != NULL && !(json_is_array(tools) && json_array_size(tools) == 0) &&
+      (choice == NULL || strcmp(choice, "none") != 0)) {
+    wrong(r, "unsupported_value", "tools",
+          "tools: calls of tools are not supported; leave tools out, or say \"tool_choice\": \"none\"");
+  }
+  const json_t *wanted = get(r, "tool_choice");
+  if (wanted != NULL && (choice == NULL || (strcmp(choice, "none") != 0 && strcmp(choice, "auto") != 0))) {
+    wrong(r, "unsupported_value", "tool_choice", "tool_choice: only \"none\" and \"auto\" are supported");
+  }
+}
+
 static void refuse_unsupported(struct reading *r) {
   static const char *const grammar[] = {
       "guided_json", "guided_regex",   "guided_choice", "guided_grammar",     "json_schema", "regex",
       "ebnf",        "structural_tag", "grammar",       "structured_outputs", NULL};
-  static const char *const inputs[] = {"image_data", "audio_data",    "video_data", "audio", "input_embeds",
-                                       "suffix",     "prompt_embeds", "lora_path",  NULL};
+  static const char *const inputs[] = {"image_data",   "audio_data",    "video_data", "audio",
+                                       "input_embeds", "prompt_embeds", NULL};
+  static const char *const middle[] = {"suffix", NULL}, *const adapters[] = {"lora_path", NULL};
   static const char *const handoff[] = {"bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params",
                                         NULL};
   static const char *const extra[] = {"return_hidden_states", "use_beam_search", "logprob_token_ids",
                                       "token_ids_logprob",    "functions",       NULL};
   refuse_fields(r, grammar, "answers bound by a grammar are not supported");
   refuse_fields(r, inputs, "only text and tokens are taken as input");
+  refuse_fields(r, middle, "text is continued, not filled in before a suffix");
+  refuse_fields(r, adapters, "adapters are not supported; the model is served as it is");
   refuse_fields(r, handoff, "this server takes no part in a hand-off");
   refuse_fields(r, extra, "is not supported");
   const json_t *format = read_object(r, "response_format");
   const char *type = format != NULL ? json_string_value(json_object_get(format, "type")) : NULL;
   if (format != NULL && (type == NULL || strcmp(type, "text") != 0)) {
-    wrong(r, "unsupported_value", "response_format", "response_format: only {\"type\": \"text\"} is supported");
+    wrong(r, "unsupported_value", "response_format",
+          "response_format: only {\"type\": \"text\"} is supported; for JSON, ask for it in the prompt and check the "
+          "answer");
   }
-  const char *choice = json_string_value(json_object_get(r->object, "tool_choice"));
-  const json_t *tools = get(r, "tools");
-  if (tools != NULL && !(json_is_array(tools) && json_array_size(tools) == 0) &&
-      (choice == NULL || strcmp(choice, "none") != 0)) {
-    wrong(r, "unsupported_value", "tools", "tools: calls of tools are not supported");
+  const json_t *modes = get(r, "modalities");
+  if (json_array_size(modes) > 1 || (modes != NULL && !json_is_array(modes)) ||
+      (json_array_size(modes) == 1 && (!json_is_string(json_array_get(modes, 0)) ||
+                                       strcmp(json_string_value(json_array_get(modes, 0)), "text") != 0))) {
+    wrong(r, "unsupported_value", "modalities", "modalities: only [\"text\"] is supported");
   }
+  refuse_tools(r);
 }
 
 /* [{"103": -5}] as OpenAI has it: an object of ids to numbers. */
@@ -521,7 +547,15 @@ static void read_thinking(struct reading *r) {
   struct quire_api_request *request = r->request;
   const json_t *kwargs = read_object(r, "chat_template_kwargs"), *api = read_object(r, "thinking");
   const char *effort = read_string(r, "reasoning_effort");
-  if (effort != NULL) {
+  static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max", NULL};
+  int known = 0;
+  while (effort != NULL && efforts[known] != NULL && strcmp(effort, efforts[known]) != 0) {
+    known++;
+  }
+  if (efforts[known] == NULL) {
+    wrong(r, "invalid_value", "reasoning_effort",
+          "reasoning_effort must be none, minimal, low, medium, high, xhigh or max, not \"%.20s\"", effort);
+  } else if (effort != NULL) {
     request->thinking = strcmp(effort, "none") == 0 ? QUIRE_CHAT_OFF : QUIRE_CHAT_ON;
     request->effort = strcmp(effort, "high") == 0 ? QUIRE_CHAT_EFFORT_HIGH : QUIRE_CHAT_EFFORT_MAX;
   }
@@ -649,10 +683,23 @@ static void read_common(struct reading *r) {
   }
 }
 
+json_t *quire_api_parse_object(const char *data, size_t bytes, struct quire_api_fault *fault_out) {
+  json_error_t error;
+  json_t *root = json_loadb(data, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+  if (root == NULL) {
+    quire_api_fail(fault_out, 400, "invalid_json", NULL, "the body is no valid JSON: %s, at byte %d", error.text,
+                   error.position);
+  } else if (!json_is_object(root)) {
+    json_decref(root);
+    root = NULL;
+    quire_api_fail(fault_out, 400, "invalid_json", NULL, "the body must be a JSON object");
+  }
+  return root;
+}
+
 bool quire_api_request_parse(const struct quire_env *env, const struct quire_api_rules *rules,
                              struct quire_api_body body, struct quire_api_request *request_out,
                              struct quire_api_fault *fault_out) {
-  json_error_t error;
   memset(request_out, 0, sizeof *request_out);
   request_out->kind = body.kind;
   request_out->env = env;
@@ -662,17 +709,22 @@ bool quire_api_request_parse(const struct quire_env *env, const struct quire_api
   request_out->split_reasoning = true;
   request_out->sampling = rules->defaults;
   quire_strbuf_init(&request_out->joined, env);
-  request_out->root = json_loadb(body.data, body.bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+  request_out->root = quire_api_parse_object(body.data, body.bytes, fault_out);
   if (request_out->root == NULL) {
-    return quire_api_fail(fault_out, 400, "invalid_json", NULL, "the body is no valid JSON: %s, at byte %d", error.text,
-                          error.position);
-  }
-  if (!json_is_object(request_out->root)) {
-    return quire_api_fail(fault_out, 400, "invalid_json", NULL, "the body must be a JSON object");
+    return false;
   }
   struct reading r = {env, rules, request_out, fault_out, request_out->root, "", false};
   read_common(&r);
   return !r.failed;
+}
+
+size_t quire_api_body_cost(const char *data, size_t bytes) {
+  size_t values = 0, pairs = 0;
+  for (size_t i = 0; i < bytes; i++) {
+    values += data[i] == ',' || data[i] == '[' || data[i] == '{';
+    pairs += data[i] == ':';
+  }
+  return bytes + values * VALUE_BYTES + pairs * PAIR_BYTES;
 }
 
 void quire_api_request_fini(struct quire_api_request *request) {

@@ -105,6 +105,13 @@ struct quire_api_body {
   size_t bytes;
 };
 
+/* Bytes a body and its parsed tree take in memory at most, at a glance: every value follows a comma, a bracket or a brace.
+ * Text that holds such counts for more than it is. */
+size_t quire_api_body_cost(const char *data, size_t bytes);
+
+/* The object that a body is, the caller's to json_decref; NULL with *fault_out. */
+json_t *quire_api_parse_object(const char *data, size_t bytes, struct quire_api_fault *fault_out);
+
 /* False with *fault_out. */
 bool quire_api_request_parse(const struct quire_env *env, const struct quire_api_rules *rules,
                              struct quire_api_body body, struct quire_api_request *request_out,

@@ -9,6 +9,11 @@
 
 enum { READY_TICKETS = 256 };
 
+/* What a call counts in. */
+static struct server_numbers *numbers_of(const struct call *call) {
+  return call->probe ? &call->server->probe_numbers : &call->server->numbers;
+}
+
 static void mark(struct call *call) {
   if (quire_list_empty(&call->dirty)) {
     quire_list_push_back(&call->server->dirty, &call->dirty);
@@ -78,7 +83,8 @@ static void log_call(const struct call *call) {
 static void call_destroy(struct call *call) {
   struct quire_server *server = call->server;
   QUIRE_ASSERT(!call->working);
-  if (server->options->log_requests) {
+  server->probe = server->probe == call ? NULL : server->probe;
+  if (server->options->log_requests && !call->probe) {
     log_call(call);
   }
   for (int32_t i = 0; i < call->choice_count; i++) {
@@ -99,22 +105,16 @@ static void call_destroy(struct call *call) {
 
 /* The fields that every answer to a request for text has. */
 static const char *answer_fields(const struct call *call, bool stream, char *out, size_t size) {
-  int bytes = snprintf(out, size, "%s%s%s%s", call->request_id[0] != '\0' ? "X-Request-Id: " : "", call->request_id,
-                       call->request_id[0] != '\0' ? "\r\n" : "",
+  int bytes = snprintf(out, size, "X-Request-Id: %s\r\n%s", call->request_id,
                        stream ? "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n" : "");
   QUIRE_ASSERT(bytes >= 0 && (size_t)bytes < size);
   return out;
 }
 
-/* Answers whole with call->out, or with its fault, and ends the call. */
-static void answer_whole(struct call *call) {
+/* Answers with call->out and ends the call. */
+static void answer_with(struct call *call, int status) {
   struct quire_server *server = call->server;
   char fields[SERVER_ID_BYTES + 128];
-  int status = call->fault.status != 0 ? call->fault.status : 200;
-  if (call->fault.status != 0) {
-    quire_strbuf_clear(&call->out);
-    quire_api_fault_write(&call->fault, &call->out);
-  }
   answer_fields(call, false, fields, sizeof fields);
   if (status == 429 || status == 503) {
     strncat(fields, "Retry-After: 1\r\n", sizeof fields - strlen(fields) - 1);
@@ -138,7 +138,54 @@ static void answer_whole(struct call *call) {
   call_destroy(call);
 }
 
+/* The same with its fault, if it has one. A worker too busy to take a probe is well. */
+static void answer_whole(struct call *call) {
+  int status = call->fault.status != 0 ? call->fault.status : 200;
+  if (call->probe && status == 429) {
+    status = 200;
+    quire_strbuf_add_text(&call->out, "{\"status\":\"ok\"}");
+  } else if (call->fault.status != 0) {
+    quire_strbuf_clear(&call->out);
+    quire_api_fault_write(&call->fault, &call->out);
+  }
+  answer_with(call, status);
+}
+
 /* --- submit --- */
+
+/* Counts memory among the call's until its end; false with its fault. */
+static bool hold(struct call *call, size_t bytes) {
+  bool good = quire_server_hold(call->server, bytes, &call->fault);
+  call->held += good ? bytes : 0;
+  return good;
+}
+
+/* Prompts are copied for each choice, with rows where their log-probabilities are wanted. */
+static bool hold_prompts(struct call *call) {
+  const struct quire_sampling *sampling = &call->request.sampling;
+  size_t row = sampling->prompt_logprobs
+                   ? sizeof(struct quire_step_row) + (size_t)sampling->prompt_top_logprobs * sizeof(struct quire_top)
+                   : 0;
+  size_t bytes = 0;
+  for (int32_t i = 0; i < call->request.prompt_count; i++) {
+    bytes += (size_t)call->request.prompts[i].count * (sizeof(int32_t) + row) * (size_t)call->request.n;
+  }
+  return hold(call, bytes);
+}
+
+/* What a choice keeps until its answer is whole (/generate: even in a stream). */
+static void hold_answer(struct choice *choice) {
+  const struct quire_strbuf *buffers[] = {&choice->content,    &choice->reasoning, &choice->ids,
+                                          &choice->lp_tokens,  &choice->lp_values, &choice->lp_tops,
+                                          &choice->lp_offsets, &choice->lp_prompt, &choice->lp_prompt_tops};
+  size_t bytes = 0;
+  for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) {
+    bytes += buffers[i]->capacity;
+  }
+  if (bytes > choice->held && hold(choice->call, bytes - choice->held)) {
+    choice->held = bytes;
+  }
+}
 
 static bool create_choice(struct call *call, int32_t index, struct choice *choice, struct quire_error *error_out) {
   const struct quire_env *env = call->server->env;
@@ -198,7 +245,7 @@ static void fault_of(struct call *call, enum quire_status status, const struct q
   struct quire_api_fault *fault = &call->fault;
   switch (status) {
   case QUIRE_ERR_AGAIN:
-    call->server->numbers.rejected++;
+    numbers_of(call)->rejected++;
     quire_api_fail(fault, 429, "queue_full", NULL, "the server's queue is full; try again later");
     break;
   case QUIRE_ERR_STATE:
@@ -261,6 +308,7 @@ static void call_start(struct call *call) {
     quire_api_fail(&call->fault, 503, "aborted", NULL, "the request was aborted");
     call->prepared = false;
   }
+  call->prepared = call->prepared && hold_prompts(call);
   if (!call->prepared) {
     answer_whole(call);
     return;
@@ -302,9 +350,10 @@ static void make_id(const struct quire_server *server, enum quire_api_kind kind,
   snprintf(out, size, "%s%016llx%016llx", prefixes[kind], a, b);
 }
 
-/* The client's name for the request, if it can stand in a field of the answer. */
+/* The client's name for the request, if it can stand in a field of the answer; without one the answer's own. */
 static void keep_request_id(struct call *call, const struct quire_http_head *head) {
   struct quire_http_slice value;
+  snprintf(call->request_id, sizeof call->request_id, "%s", call->id);
   if (!quire_http_field(head, "x-request-id", &value) || value.bytes == 0 || value.bytes > QUIRE_API_ID_BYTES_MAX) {
     return;
   }
@@ -342,7 +391,7 @@ static struct call *create_call(struct quire_server *server, struct quire_http_e
 void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
                       const struct quire_http_head *head) {
   struct quire_api_fault fault = {0};
-  size_t bytes = quire_http_body(exchange).bytes;
+  size_t bytes = quire_api_body_cost(quire_http_body(exchange).data, quire_http_body(exchange).bytes);
   struct call *call = NULL;
   if (quire_server_hold(server, bytes, &fault) && (call = create_call(server, exchange, kind)) == NULL) {
     server->held_bytes -= bytes;
@@ -356,7 +405,7 @@ void quire_call_begin(struct quire_server *server, struct quire_http_exchange *e
   quire_http_set_user(exchange, call);
   quire_http_take_body(exchange, &call->body);
   call->held = bytes;
-  if (bytes <= SERVER_INLINE_BYTES || server->thread_count == 0) {
+  if (call->body.bytes <= SERVER_INLINE_BYTES || server->thread_count == 0) {
     quire_call_prepare(call);
     call_start(call);
     return;
@@ -371,9 +420,8 @@ void quire_call_begin(struct quire_server *server, struct quire_http_exchange *e
 }
 
 void quire_call_gone(struct call *call) {
-  struct quire_server *server = call->server;
   call->exchange = NULL;
-  server->numbers.disconnects++;
+  numbers_of(call)->disconnects++;
   if (!call->working) {
     call_destroy(call);
   }
@@ -391,10 +439,13 @@ void quire_call_abort(struct call *call) {
 /* --- tokens --- */
 
 static void end_choice(struct choice *choice, enum call_finish finish) {
-  struct server_numbers *numbers = &choice->call->server->numbers;
+  struct server_numbers *numbers = numbers_of(choice->call);
   QUIRE_ASSERT(choice->open && finish != FINISH_NONE);
   choice->finish = finish;
   numbers->finished[finish - 1]++;
+  if (choice->drawn > 0) {
+    quire_histogram_add(&numbers->decode, (double)(choice->token_ns - choice->first_ns) * 1e-9);
+  }
   quire_write_finish(choice);
   choice_close(choice);
 }
@@ -422,13 +473,17 @@ static bool is_stop(const struct call *call, int32_t token) {
 
 static void measure_token(struct choice *choice, const struct quire_engine_event *event) {
   struct call *call = choice->call;
-  struct server_numbers *numbers = &call->server->numbers;
+  struct server_numbers *numbers = numbers_of(call);
   uint64_t now = quire_server_now(call->server);
   if (choice->drawn == 0) {
     choice->cached = event->cached;
     numbers->cached_tokens += event->cached;
     numbers->prompt_tokens += call->request.prompts[choice->prompt].count;
     quire_histogram_add(&numbers->ttft, (double)(now - call->begin_ns) * 1e-9);
+    QUIRE_ASSERT(event->admitted_ns >= call->begin_ns && event->admitted_ns <= now);
+    quire_histogram_add(&numbers->queue, (double)(event->admitted_ns - call->begin_ns) * 1e-9);
+    quire_histogram_add(&numbers->prefill, (double)(now - event->admitted_ns) * 1e-9);
+    choice->first_ns = now;
   } else {
     quire_histogram_add(&numbers->itl, (double)(now - choice->token_ns) * 1e-9);
   }
@@ -516,7 +571,7 @@ static void take_failed(struct choice *choice, const struct quire_engine_event *
                   quire_status_name(event->status), error != NULL ? error->text : none.text);
   }
   choice->finish = FINISH_ERROR;
-  server->numbers.finished[FINISH_ERROR - 1]++;
+  numbers_of(call)->finished[FINISH_ERROR - 1]++;
   choice_close(choice);
 }
 
@@ -543,7 +598,7 @@ static void take_events(struct choice *choice) {
   struct quire_server *server = call->server;
   struct quire_engine_event events[SERVER_EVENTS];
   mark(call);
-  while (choice->open) {
+  while (choice->open && call->fault.status == 0) {
     if (call->streaming && quire_http_pending(call->exchange) + call->out.bytes >= SERVER_OUT_BYTES) {
       choice->blocked = true;
       return;
@@ -554,6 +609,9 @@ static void take_events(struct choice *choice) {
     }
     for (int32_t i = 0; i < count && choice->open; i++) {
       take_event(choice, &events[i]);
+    }
+    if (call->fault.status == 0) {
+      hold_answer(choice);
     }
   }
 }
@@ -648,7 +706,7 @@ static void flush_call(struct call *call) {
   } else if (call->fault.status != 0) {
     answer_whole(call);
   } else if (call->open == 0) {
-    quire_histogram_add(&call->server->numbers.e2e, (double)(quire_server_now(call->server) - call->begin_ns) * 1e-9);
+    quire_histogram_add(&numbers_of(call)->e2e, (double)(quire_server_now(call->server) - call->begin_ns) * 1e-9);
     quire_write_whole(call);
     answer_whole(call);
   }
@@ -660,8 +718,47 @@ void quire_calls_flush(struct quire_server *server) {
   }
 }
 
+void quire_call_probe(struct quire_server *server, struct quire_http_exchange *exchange) {
+  static const char body[] = "{\"input_ids\":[0],\"sampling_params\":{\"max_new_tokens\":1,\"temperature\":0}}";
+  struct call *call = create_call(server, exchange, QUIRE_API_GENERATE);
+  if (call == NULL) {
+    struct quire_api_fault fault = {0};
+    quire_api_fail(&fault, 503, "no_memory", NULL, "the server has no memory for this request");
+    quire_server_answer_fault(server, exchange, &fault);
+    return;
+  }
+  call->probe = true;
+  memcpy(call->request_id, call->id, sizeof call->request_id);
+  server->probe = call;
+  server->probe_drawn = server->numbers.drawn_tokens;
+  quire_http_set_user(exchange, call);
+  quire_strbuf_add_text(&call->body, body);
+  quire_call_prepare(call);
+  call_start(call);
+}
+
+static void answer_probe(struct call *call, int status, const char *json) {
+  quire_strbuf_clear(&call->out);
+  quire_strbuf_add_text(&call->out, json);
+  call->fault.status = 0;
+  answer_with(call, status);
+}
+
+/* A probe ends early when the worker falls ill, and when tokens of others show that it is well. */
+static void tick_probe(struct quire_server *server) {
+  const char *illness = quire_server_illness(server);
+  if (illness != NULL) {
+    answer_probe(server->probe, 503, illness);
+  } else if (server->numbers.drawn_tokens > server->probe_drawn) {
+    answer_probe(server->probe, 200, "{\"status\":\"ok\"}");
+  }
+}
+
 /* Comments that keep a silent stream open, for who asks for them. */
 void quire_calls_tick(struct quire_server *server, uint64_t now) {
+  if (server->probe != NULL) {
+    tick_probe(server);
+  }
   double seconds = server->options->keepalive_seconds;
   for (struct quire_list *node = server->calls.next, *next; seconds > 0 && node != &server->calls; node = next) {
     next = node->next;

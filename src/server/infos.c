@@ -78,6 +78,9 @@ struct picture {
   struct quire_worker_stats worker;
   struct quire_http_stats http;
   int64_t running, waiting, used_tokens, total_tokens;
+  double silence; /* of the worker, in seconds */
+  int32_t page_tokens;
+  char config[96]; /* labels of cache_config_info */
   double usage, hit_rate;
 };
 
@@ -88,10 +91,16 @@ static void take_picture(struct quire_server *server, struct picture *p) {
     return;
   }
   quire_worker_stats(server->model->worker, &p->worker);
+  p->silence = (double)quire_worker_silence_ns(server->model->worker) * 1e-9;
   const struct quire_engine_stats *engine = &p->worker.engine;
   p->running = engine->prefilling + engine->decoding + engine->draining;
   p->waiting = engine->waiting;
   p->total_tokens = server->model->cache_tokens;
+  p->page_tokens = server->model->page_tokens;
+  snprintf(p->config, sizeof p->config,
+           server->options->metrics_compat == QUIRE_COMPAT_VLLM ? "block_size=\"%d\",num_gpu_blocks=\"%d\""
+                                                                : "page_size=\"%d\",num_pages=\"%d\"",
+           p->page_tokens, p->worker.cache.pages);
   p->used_tokens =
       (int64_t)(p->worker.cache.pages - p->worker.cache.free - p->worker.cache.cached) * server->model->page_tokens;
   p->usage = p->total_tokens > 0 ? (double)p->used_tokens / (double)p->total_tokens : 0;
@@ -122,14 +131,17 @@ static const double ttft_bounds[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08,
                                      1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
 static const double itl_bounds[] = {0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
                                     0.4,   0.5,   0.75,  1,    2.5,   5,    7.5,   10,  20,   40,  80};
-static const double e2e_bounds[] = {0.1, 0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,
-                                    20,  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+static const double span_bounds[] = {0.1, 0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,
+                                     20,  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 
 void quire_numbers_init(struct server_numbers *numbers) {
   memset(numbers, 0, sizeof *numbers);
   numbers->ttft = (struct server_histogram){.bounds = ttft_bounds, .count = sizeof ttft_bounds / sizeof *ttft_bounds};
   numbers->itl = (struct server_histogram){.bounds = itl_bounds, .count = sizeof itl_bounds / sizeof *itl_bounds};
-  numbers->e2e = (struct server_histogram){.bounds = e2e_bounds, .count = sizeof e2e_bounds / sizeof *e2e_bounds};
+  struct server_histogram *spans[] = {&numbers->e2e, &numbers->queue, &numbers->prefill, &numbers->decode};
+  for (size_t i = 0; i < sizeof spans / sizeof spans[0]; i++) {
+    *spans[i] = (struct server_histogram){.bounds = span_bounds, .count = sizeof span_bounds / sizeof *span_bounds};
+  }
 }
 
 void quire_histogram_add(struct server_histogram *histogram, double value) {
@@ -202,7 +214,8 @@ static void write_own(struct quire_server *server, const struct picture *p, stru
   const struct quire_cache_stats *c = &p->worker.cache;
   const struct dialect own = {"quire_", ""};
   const struct metric_row rows[] = {
-      {"ready", "", "gauge", "1 while new requests are welcome", server->state == SERVER_READY && !p->worker.failed},
+      {"ready", "", "gauge", "1 while new requests are welcome", quire_server_illness(server) == NULL},
+      {"worker_silence_seconds", "", "gauge", "since the worker last came by; /health looks at it", p->silence},
       {"requests_running", "", "gauge", "requests that compute", (double)p->running},
       {"requests_waiting", "", "gauge", "requests in the queue", (double)p->waiting},
       {"requests_open", "", "gauge", "HTTP requests for text not answered yet", server->call_count},
@@ -234,6 +247,7 @@ static void write_own(struct quire_server *server, const struct picture *p, stru
       {"http_timeouts_total", "", "counter", "requests that came in too slowly", (double)p->http.timeouts},
       {"http_slow_readers_total", "", "counter", "clients cut off because they did not read",
        (double)p->http.slow_readers},
+      {"http_unread_bytes", "", "gauge", "bytes of answers that wait for their readers", (double)p->http.unread},
       {"http_bytes_total", "way=\"in\"", "counter", "bytes of HTTP", (double)p->http.bytes_in},
       {"http_bytes_total", "way=\"out\"", "counter", "bytes of HTTP", (double)p->http.bytes_out},
   };
@@ -241,6 +255,9 @@ static void write_own(struct quire_server *server, const struct picture *p, stru
   write_histogram(out, &own, "time_to_first_token_seconds", &n->ttft, "from arrival to the first token");
   write_histogram(out, &own, "inter_token_seconds", &n->itl, "between two tokens of a sequence");
   write_histogram(out, &own, "request_seconds", &n->e2e, "from arrival to the answer's last byte");
+  write_histogram(out, &own, "queue_seconds", &n->queue, "from arrival to the first page");
+  write_histogram(out, &own, "prefill_seconds", &n->prefill, "from the first page to the first token");
+  write_histogram(out, &own, "decode_seconds", &n->decode, "from the first token to the last");
 }
 
 static void write_sglang(struct quire_server *server, const struct picture *p, const char *labels,
@@ -264,11 +281,21 @@ static void write_sglang(struct quire_server *server, const struct picture *p, c
       {"num_aborted_requests_total", "", "counter", "requests that were aborted",
        (double)(n->finished[2] + n->disconnects)},
       {"num_retracted_reqs", "", "gauge", "requests preempted so far", (double)p->worker.engine.preempted},
+      {"realtime_tokens_total", "mode=\"prefill_compute\"", "counter", "tokens by what was done",
+       (double)p->worker.engine.prefill_tokens},
+      {"realtime_tokens_total", "mode=\"prefill_cache\"", "counter", "tokens by what was done",
+       (double)p->worker.engine.cached_tokens},
+      {"realtime_tokens_total", "mode=\"decode\"", "counter", "tokens by what was done",
+       (double)p->worker.engine.drawn_tokens},
+      {"evicted_tokens_total", "", "counter", "tokens of cached pages that made room",
+       (double)p->worker.cache.evicted_pages * p->page_tokens},
+      {"cache_config_info", p->config, "gauge", "the cache as it was made", 1},
   };
   write_rows(out, &dialect, rows, sizeof rows / sizeof rows[0]);
   write_histogram(out, &dialect, "time_to_first_token_seconds", &n->ttft, "from arrival to the first token");
   write_histogram(out, &dialect, "inter_token_latency_seconds", &n->itl, "between two tokens of a sequence");
   write_histogram(out, &dialect, "e2e_request_latency_seconds", &n->e2e, "from arrival to the answer's last byte");
+  write_histogram(out, &dialect, "queue_time_seconds", &n->queue, "from arrival to the first page");
 }
 
 static void write_vllm(struct quire_server *server, const struct picture *p, const char *labels,
@@ -290,11 +317,20 @@ static void write_vllm(struct quire_server *server, const struct picture *p, con
       {"request_success_total", "finished_reason=\"abort\"", "counter", "requests by how they ended",
        (double)(n->finished[2] + n->disconnects)},
       {"num_preemptions_total", "", "counter", "requests preempted", (double)p->worker.engine.preempted},
+      {"admission_rejections_total", "", "counter", "requests refused because a queue was full", (double)n->rejected},
+      {"prompt_tokens_by_source_total", "source=\"local_compute\"", "counter", "prompt tokens by where they came from",
+       (double)(n->prompt_tokens - n->cached_tokens)},
+      {"prompt_tokens_by_source_total", "source=\"local_cache_hit\"", "counter",
+       "prompt tokens by where they came from", (double)n->cached_tokens},
+      {"cache_config_info", p->config, "gauge", "the cache as it was made", 1},
   };
   write_rows(out, &dialect, rows, sizeof rows / sizeof rows[0]);
   write_histogram(out, &dialect, "time_to_first_token_seconds", &n->ttft, "from arrival to the first token");
   write_histogram(out, &dialect, "inter_token_latency_seconds", &n->itl, "between two tokens of a sequence");
   write_histogram(out, &dialect, "e2e_request_latency_seconds", &n->e2e, "from arrival to the answer's last byte");
+  write_histogram(out, &dialect, "request_queue_time_seconds", &n->queue, "from arrival to the first page");
+  write_histogram(out, &dialect, "request_prefill_time_seconds", &n->prefill, "from the first page to the first token");
+  write_histogram(out, &dialect, "request_decode_time_seconds", &n->decode, "from the first token to the last");
 }
 
 /* A label's value: quotes, backslashes and line ends escaped. */

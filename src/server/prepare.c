@@ -155,20 +155,6 @@ void quire_call_prepare(struct call *call) {
 
 /* --- tokenize, detokenize --- */
 
-static json_t *parse_object(struct quire_http_slice body, struct quire_api_fault *fault) {
-  json_error_t error;
-  json_t *root = json_loadb(body.data, body.bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-  if (root == NULL) {
-    quire_api_fail(fault, 400, "invalid_json", NULL, "the body is no valid JSON: %s, at byte %d", error.text,
-                   error.position);
-  } else if (!json_is_object(root)) {
-    json_decref(root);
-    root = NULL;
-    quire_api_fail(fault, 400, "invalid_json", NULL, "the body must be a JSON object");
-  }
-  return root;
-}
-
 static void write_tokens(struct quire_strbuf *out, const int32_t *tokens, int32_t count) {
   quire_strbuf_add_char(out, '[');
   for (int32_t i = 0; i < count; i++) {
@@ -234,7 +220,7 @@ static bool tokenize_prompts(struct quire_server *server, const json_t *prompt, 
 
 bool quire_text_tokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
                          struct quire_api_fault *fault) {
-  json_t *root = parse_object(body, fault);
+  json_t *root = quire_api_parse_object(body.data, body.bytes, fault);
   if (root == NULL) {
     return false;
   }
@@ -250,7 +236,7 @@ bool quire_text_tokenize(struct quire_server *server, struct quire_http_slice bo
 
 bool quire_text_detokenize(struct quire_server *server, struct quire_http_slice body, struct quire_strbuf *out,
                            struct quire_api_fault *fault) {
-  json_t *root = parse_object(body, fault);
+  json_t *root = quire_api_parse_object(body.data, body.bytes, fault);
   if (root == NULL) {
     return false;
   }

@@ -27,7 +27,9 @@ void quire_server_answer(struct quire_server *server, struct quire_http_exchange
   struct quire_http_answer answer = {
       .status = status,
       .type = type,
-      .fields = status == 503 || status == 429 ? "Retry-After: 1\r\n" : NULL,
+      .fields = status == 503 || status == 429 ? "Retry-After: 1\r\n"
+                : status == 401                ? "WWW-Authenticate: Bearer\r\n"
+                                               : NULL,
       .body = quire_strbuf_text(body),
       .bytes = body->bytes,
   };
@@ -82,24 +84,41 @@ static void on_live(struct quire_server *server, struct quire_http_exchange *exc
 static void on_ready(struct quire_server *server, struct quire_http_exchange *exchange,
                      const struct quire_http_head *head) {
   (void)head;
-  const char *why = NULL;
-  struct quire_worker_stats stats = {.failed = false};
-  if (server->model != NULL) {
-    quire_worker_stats(server->model->worker, &stats);
-  }
-  if (server->state == SERVER_LOADING) {
-    why = "{\"error\":{\"code\":503,\"message\":\"Loading model\",\"type\":\"unavailable_error\"}}";
-  } else if (server->state != SERVER_READY) {
-    why = "{\"error\":{\"code\":503,\"message\":\"Shutting down\",\"type\":\"unavailable_error\"}}";
-  } else if (stats.failed) {
-    why = "{\"error\":{\"code\":503,\"message\":\"A rank has failed\",\"type\":\"unavailable_error\"}}";
-  }
+  const char *why = quire_server_illness(server);
   answer_text(server, exchange, why != NULL ? 503 : 200, why != NULL ? why : "{\"status\":\"ok\"}");
+}
+
+/* One token through queue, ranks and rings. */
+static void on_health_generate(struct quire_server *server, struct quire_http_exchange *exchange,
+                               const struct quire_http_head *head) {
+  if (quire_server_illness(server) != NULL || server->probe != NULL) {
+    on_ready(server, exchange, head);
+  } else {
+    quire_call_probe(server, exchange);
+  }
 }
 
 /* --- what describes the server --- */
 
 #define MODELS_PATH "/v1/models"
+
+static int hex(char c) {
+  return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
+/* Whether a part of a path, percent signs and all, is the text. */
+static bool path_is(struct quire_http_slice part, const char *text) {
+  size_t i = 0;
+  for (; i < part.bytes && *text != '\0'; i++, text++) {
+    bool coded = part.data[i] == '%' && part.bytes - i > 2 && hex(part.data[i + 1]) >= 0 && hex(part.data[i + 2]) >= 0;
+    char c = coded ? (char)(16 * hex(part.data[i + 1]) + hex(part.data[i + 2])) : part.data[i];
+    i += coded ? 2 : 0;
+    if (c != *text) {
+      return false;
+    }
+  }
+  return i == part.bytes && *text == '\0';
+}
 
 /* The list, or behind a slash one model by its name. */
 static void on_models(struct quire_server *server, struct quire_http_exchange *exchange,
@@ -110,7 +129,7 @@ static void on_models(struct quire_server *server, struct quire_http_exchange *e
     return;
   }
   struct quire_http_slice name = {head->path.data + list + 1, head->path.bytes - list - 1};
-  if (quire_http_equal(name, quire_server_model_name(server))) {
+  if (path_is(name, quire_server_model_name(server))) {
     answer_info(server, exchange, quire_info_model_card, "application/json");
     return;
   }
@@ -176,6 +195,7 @@ struct text_job {
   struct quire_http_exchange *exchange; /* NULL: the client has left */
   struct quire_list node;
   struct quire_strbuf body, out;
+  size_t held; /* of server->held_bytes */
   struct quire_api_fault fault;
   bool good;
 };
@@ -195,7 +215,7 @@ static void text_job_done(void *context) {
     quire_server_answer_fault(server, job->exchange, &job->fault);
   }
   quire_list_remove(&job->node);
-  server->held_bytes -= job->body.bytes;
+  server->held_bytes -= job->held;
   quire_strbuf_fini(&job->body);
   quire_strbuf_fini(&job->out);
   quire_env_free(server->env, job, 1, sizeof *job);
@@ -204,7 +224,7 @@ static void text_job_done(void *context) {
 static void start_text_job(struct quire_server *server, struct quire_http_exchange *exchange,
                            bool (*work)(struct quire_server *server, struct quire_http_slice body,
                                         struct quire_strbuf *out, struct quire_api_fault *fault)) {
-  size_t bytes = quire_http_body(exchange).bytes;
+  size_t bytes = quire_api_body_cost(quire_http_body(exchange).data, quire_http_body(exchange).bytes);
   struct text_job *job = NULL;
   struct quire_api_fault fault = {0};
   if (quire_server_hold(server, bytes, &fault) && (job = quire_env_zalloc(server->env, 1, sizeof *job)) == NULL) {
@@ -217,6 +237,7 @@ static void start_text_job(struct quire_server *server, struct quire_http_exchan
   }
   job->server = server;
   job->work = work;
+  job->held = bytes;
   job->exchange = exchange;
   quire_strbuf_init(&job->body, server->env);
   quire_strbuf_init(&job->out, server->env);
@@ -286,12 +307,16 @@ static void on_abort(struct quire_server *server, struct quire_http_exchange *ex
                      const struct quire_http_head *head) {
   (void)head;
   struct quire_http_slice body = quire_http_body(exchange);
-  json_t *root = json_loadb(body.data, body.bytes, JSON_REJECT_DUPLICATES, NULL);
+  struct quire_api_fault fault = {0};
+  json_t *root = quire_api_parse_object(body.data, body.bytes, &fault);
+  if (root == NULL) {
+    quire_server_answer_fault(server, exchange, &fault);
+    return;
+  }
   const char *id = json_string_value(json_object_get(root, "rid"));
   bool all = json_is_true(json_object_get(root, "abort_all"));
   int aborted = 0;
   if ((id == NULL || id[0] == '\0') && !all) { /* an empty name would be that of every request without one */
-    struct quire_api_fault fault = {0};
     quire_api_fail(&fault, 400, "missing_required_parameter", "rid",
                    "the body must be {\"rid\": \"...\"} or "
                    "{\"abort_all\": true}");
@@ -318,6 +343,7 @@ static const struct route routes[] = {
     {"GET", "/livez", true, on_live},
     {"GET", "/readyz", true, on_ready},
     {"GET", "/health", true, on_ready},
+    {"GET", "/health_generate", true, on_health_generate},
     {"POST", "/v1/chat/completions", false, on_chat},
     {"POST", "/v1/completions", false, on_completion},
     {"POST", "/generate", false, on_generate},
@@ -387,14 +413,35 @@ static bool add_file(struct quire_server *server, struct quire_error *error_out)
 }
 
 bool quire_server_read_keys(struct quire_server *server, struct quire_error *error_out) {
+  struct quire_sha256 *before = server->keys;
+  int before_count = server->key_count;
   server->keys = quire_env_zalloc(server->env, SERVER_KEYS_MAX, sizeof *server->keys);
-  if (server->keys == NULL) {
+  server->key_count = 0;
+  bool good = server->keys != NULL;
+  if (!good) {
     quire_error_set(error_out, QUIRE_ERR_MEMORY, "server", "no memory for keys");
-    return false;
   }
   const char *key = server->options->api_key;
-  bool good = key == NULL || add_key(server, key, strlen(key), error_out);
-  return good && (server->options->api_key_file == NULL || add_file(server, error_out));
+  good = good && (key == NULL || add_key(server, key, strlen(key), error_out)) &&
+         (server->options->api_key_file == NULL || add_file(server, error_out));
+  struct quire_sha256 *dropped = good ? before : server->keys;
+  if (!good && before != NULL) {
+    server->keys = before;
+    server->key_count = before_count;
+  } else if (!good) {
+    server->keys = NULL;
+  }
+  quire_env_free(server->env, dropped, SERVER_KEYS_MAX, sizeof *server->keys);
+  return good;
+}
+
+void quire_server_reload_keys(struct quire_server *server) {
+  struct quire_error error = {0};
+  if (quire_server_read_keys(server, &error)) {
+    quire_env_log(server->env, QUIRE_LOG_INFO, "keys read again count=%d", server->key_count);
+  } else {
+    quire_env_log(server->env, QUIRE_LOG_ERROR, "keys stay as they were: %s: %s", error.where, error.text);
+  }
 }
 
 /* The digests are compared, all of them and in constant time, so that time says nothing about a key. */

@@ -29,6 +29,26 @@ static void wake(struct quire_server *server) {
   QUIRE_ASSERT(wrote == (ssize_t)sizeof one);
 }
 
+#define UNAVAILABLE(text) "{\"error\":{\"code\":503,\"message\":\"" text "\",\"type\":\"unavailable_error\"}}"
+
+const char *quire_server_illness(const struct quire_server *server) {
+  switch (server->state) {
+  case SERVER_LOADING:
+    return UNAVAILABLE("Loading model");
+  case SERVER_READY:
+    break;
+  case SERVER_LEAVING:
+  case SERVER_DEAF:
+  default:
+    return UNAVAILABLE("Shutting down");
+  }
+  if (quire_worker_failed(server->model->worker)) {
+    return UNAVAILABLE("A rank has failed; restart the server");
+  }
+  bool silent = (double)quire_worker_silence_ns(server->model->worker) * 1e-9 > server->options->health_seconds;
+  return silent ? UNAVAILABLE("The worker has not moved for longer than --health-seconds") : NULL;
+}
+
 /* --- text threads --- */
 
 static void *text_main(void *context) {
@@ -57,6 +77,10 @@ bool quire_server_post(struct quire_server *server, struct server_job job) {
 bool quire_server_hold(struct quire_server *server, size_t bytes, struct quire_api_fault *fault) {
   size_t most = (size_t)server->options->bodies_bytes;
   QUIRE_ASSERT(server->held_bytes <= most);
+  if (bytes > most) {
+    return quire_api_fail(fault, 413, "body_too_large", NULL,
+                          "the request needs %zu bytes of memory, above the %zu of --max-bodies", bytes, most);
+  }
   if (bytes > most - server->held_bytes) {
     return quire_api_fail(fault, 503, "too_many_bytes", NULL, "the server holds too many large requests at the moment");
   }
@@ -236,6 +260,7 @@ enum quire_status quire_server_create(const struct quire_env *env, const struct 
   server->started_seconds = quire_wall_ms() / 1000;
   server->throughput_ns = server->state_ns = quire_server_now(server);
   quire_numbers_init(&server->numbers);
+  quire_numbers_init(&server->probe_numbers);
   quire_list_init(&server->calls);
   quire_list_init(&server->dirty);
   quire_list_init(&server->text_jobs);

@@ -40,7 +40,7 @@ struct quire_server_options {
   const char *host, *api_key, *api_key_file, *served_name;
   int64_t port, connections, body_bytes, head_bytes, text_threads, bodies_bytes;
   double head_seconds, body_seconds, idle_seconds, write_seconds, request_seconds;
-  double drain_delay_seconds, shutdown_seconds, keepalive_seconds;
+  double drain_delay_seconds, shutdown_seconds, keepalive_seconds, health_seconds;
   int compat, metrics_compat;
   bool log_requests;
 };
@@ -72,6 +72,8 @@ void quire_server_destroy(struct quire_server *server);
 int quire_server_port(const struct quire_server *server);
 /* The loop, for descriptors of the caller's (signals). */
 struct quire_loop *quire_server_loop(struct quire_server *server);
+/* Reads the key file again; where it cannot be read the keys stay, and the log says why. The loop's thread. */
+void quire_server_reload_keys(struct quire_server *server);
 /* Serves until drained or stopped. */
 enum quire_status quire_server_run(struct quire_server *server, struct quire_error *error_out);
 

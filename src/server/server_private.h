@@ -39,9 +39,10 @@ struct server_histogram {
 
 /* Counters of the loop's thread. */
 struct server_numbers {
-  struct server_histogram ttft, itl, e2e, queue;
-  int64_t answered[6]; /* by hundreds of the status */
-  int64_t finished[4]; /* stop, length, abort, error */
+  struct server_histogram ttft, itl, e2e;
+  struct server_histogram queue, prefill, decode; /* parts of a sequence's time */
+  int64_t answered[6];                            /* by hundreds of the status */
+  int64_t finished[4];                            /* stop, length, abort, error */
   int64_t disconnects, prompt_tokens, cached_tokens, drawn_tokens, rejected, streams;
 };
 
@@ -65,6 +66,8 @@ struct choice {
   int32_t matched_stop;  /* index of a stop string, or QUIRE_STOP_NONE */
   int32_t matched_token; /* stop token, or QUIRE_TOKEN_NONE */
   int32_t drawn, reasoning_drawn, cached;
+  size_t held;                                 /* of its call's, for buffers */
+  uint64_t first_ns;                           /* when its first token came */
   uint64_t token_ns;                           /* when the last one came */
   size_t text_characters;                      /* of its tokens so far, for offsets */
   int32_t held_token;                          /* a stop token: whether it ended the answer the next event says */
@@ -81,13 +84,14 @@ struct call {
   struct quire_server *server;
   struct quire_http_exchange *exchange; /* NULL: the client has left */
   char id[SERVER_ID_BYTES];             /* of the answer */
-  char request_id[SERVER_ID_BYTES];     /* X-Request-Id of the client, or empty */
+  char request_id[SERVER_ID_BYTES];     /* X-Request-Id: the client's, or id */
   enum quire_api_kind kind;
   bool working;  /* a text thread has it */
   bool prepared; /* request and prompts are good */
   bool streaming, aborted;
   bool begun;                                        /* the head of a stream is out */
   bool done;                                         /* answered to the end */
+  bool probe;                                        /* /health_generate's own */
   size_t held;                                       /* of server->held_bytes */
   int32_t stops[QUIRE_ENGINE_STOPS_MAX], stop_count; /* tokens that end an answer */
   struct quire_strbuf body, out, head;               /* head: what every chunk begins with */
@@ -133,13 +137,16 @@ struct quire_server {
   int key_count;
   struct quire_list calls, dirty, text_jobs;
   int32_t call_count;
-  size_t held_bytes; /* bodies of open calls, whose JSON they keep, and of text jobs */
+  size_t held_bytes; /* of open calls: body and JSON, prompts of all choices, answers; and bodies of text jobs */
   struct ticket_slot *slots;
   int32_t slot_count; /* a power of two */
   int32_t tickets;
   struct server_numbers numbers;
-  double throughput;         /* tokens a second, of the last second */
-  int64_t throughput_tokens; /* drawn when it was computed */
+  struct server_numbers probe_numbers; /* of requests that are the server's own; nobody looks at them */
+  struct call *probe;                  /* /health_generate's request, one at a time, or NULL */
+  int64_t probe_drawn;                 /* numbers.drawn_tokens when it began */
+  double throughput;                   /* tokens a second, of the last second */
+  int64_t throughput_tokens;           /* drawn when it was computed */
   uint64_t throughput_ns;
 };
 
@@ -149,7 +156,9 @@ uint64_t quire_server_now(const struct quire_server *server);
 const char *quire_server_model_name(const struct quire_server *server);
 /* False: the queue of jobs is full. */
 bool quire_server_post(struct quire_server *server, struct server_job job);
-/* Counts a body among those held, until its holder takes it off held_bytes; false with a fault when they are too many. */
+/* The words of a 503 for who asks for health, or NULL: it is well. Asks no thread, takes no lock. */
+const char *quire_server_illness(const struct quire_server *server);
+/* Counts memory of a request (its body and tree, its copies, its answer) as held, until its holder takes it off held_bytes; false with a fault when they are too many. */
 bool quire_server_hold(struct quire_server *server, size_t bytes, struct quire_api_fault *fault);
 
 /* --- tickets.c --- */
@@ -162,6 +171,7 @@ void quire_tickets_remove(struct quire_server *server, quire_ticket ticket);
 
 /* --- routes.c --- */
 struct quire_http_handler quire_server_handler(struct quire_server *server);
+/* Replaces all keys by those of the options and the file; on failure they stay. */
 bool quire_server_read_keys(struct quire_server *server, struct quire_error *error_out);
 /* Answers with JSON, or with a fault; ends the exchange. */
 void quire_server_answer(struct quire_server *server, struct quire_http_exchange *exchange, int status,
@@ -187,6 +197,8 @@ void quire_histogram_add(struct server_histogram *histogram, double value);
 /* Takes the exchange's body and answers in time. */
 void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
                       const struct quire_http_head *head);
+/* Answers with what a request of one token comes to, or with the health of a worker that is too busy for it. */
+void quire_call_probe(struct quire_server *server, struct quire_http_exchange *exchange);
 void quire_call_gone(struct call *call);
 /* Its client has read: events that waited are taken. */
 void quire_call_room(struct call *call);

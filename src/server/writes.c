@@ -465,6 +465,8 @@ void quire_write_whole(struct call *call) {
     quire_strbuf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id,
                       call->kind == QUIRE_API_CHAT ? "chat.completion" : "text_completion", (long long)call->created);
     quire_json_write_string(out, quire_server_model_name(call->server));
+    quire_strbuf_add_text(out, ",\"system_fingerprint\":");
+    quire_json_write_string(out, call->server->model->numerics);
     quire_strbuf_add_text(out, ",\"choices\":");
   }
   quire_strbuf_add(out, "[", list ? 1 : 0);

@@ -130,6 +130,55 @@ static const struct bad bads[] = {
     {TEXT, "{\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}", 400, "invalid_value", "stream_options"},
     {TEXT, "{\"prompt\":\"a\",\"lora_path\":\"x\"}", 400, "unsupported_value", "lora_path"},
     {TEXT, "{\"prompt\":\"a\",\"bootstrap_room\":5}", 400, "unsupported_value", "bootstrap_room"},
+    {TEXT, "{\"prompt\":\"a\",\"temperature\":1e999}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\",\"temperature\":NaN}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\",\"temperature\":1e39}", 400, "invalid_value", "temperature"},
+    {TEXT, "{\"prompt\":\"a\",\"temperature\":true}", 400, "invalid_type", "temperature"},
+    {TEXT, "{\"prompt\":\"a\",\"max_tokens\":99999999999999999999}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\",\"max_tokens\":-0}", 400, "invalid_value", "max_tokens"},
+    {TEXT, "{\"prompt\":\"a\",\"max_tokens\":\"5\"}", 400, "invalid_type", "max_tokens"},
+    {TEXT, "{\"prompt\":\"\\ud800\"}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"\\udc00\\ud800\"}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\",\"x\":{\"y\":1,\"y\":2}}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\"} {}", 400, "invalid_json", NULL},
+    {TEXT, "{\"prompt\":\"a\",\"model\":\"quire-sim\\u0000x\"}", 400, "invalid_value", "model"},
+    {TEXT, "{\"prompt\":[[1],[]]}", 400, "invalid_value", "prompt"},
+    {TEXT, "{\"prompt\":[[1],\"a\"]}", 400, "invalid_type", "prompt"},
+    {TEXT, "{\"prompt\":[1,2.5]}", 400, "invalid_value", "prompt"},
+    {TEXT, "{\"prompt\":\"a\",\"suffix\":\"b\"}", 400, "unsupported_value", "suffix"},
+    {TEXT, "{\"prompt\":\"a\",\"n\":257}", 400, "invalid_value", "n"},
+    {TEXT, "{\"prompt\":\"a\",\"n\":1.5}", 400, "invalid_type", "n"},
+    {TEXT, "{\"prompt\":\"a\",\"stop\":[\"a\",7]}", 400, "invalid_type", "stop"},
+    {TEXT,
+     "{\"prompt\":\"a\",\"stop\":[\"0\",\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"a\",\"b\",\"c\",\"d\","
+     "\"e\","
+     "\"f\",\"g\",\"h\",\"i\",\"j\",\"k\",\"l\",\"m\",\"n\",\"o\",\"p\",\"q\",\"r\",\"s\",\"t\",\"u\",\"v\",\"w\"]}",
+     400, "invalid_value", "stop"},
+    {TEXT, "{\"prompt\":\"a\",\"logit_bias\":{\"4096\":1}}", 400, "invalid_value", "logit_bias"},
+    {TEXT, "{\"prompt\":\"a\",\"logit_bias\":{\"-1\":1}}", 400, "invalid_value", "logit_bias"},
+    {TEXT, "{\"prompt\":\"a\",\"logit_bias\":{\"5\":\"1\"}}", 400, "invalid_value", "logit_bias"},
+    {TEXT, "{\"prompt\":\"a\",\"logit_bias\":[5]}", 400, "invalid_type", "logit_bias"},
+    {TEXT, "{\"prompt\":\"a\",\"logprobs\":-1}", 400, "invalid_value", "logprobs"},
+    {TEXT, "{\"prompt\":\"a\",\"logprobs\":true}", 400, "invalid_type", "logprobs"},
+    {TEXT, "{\"prompt\":\"a\",\"rid\":[\"a\"]}", 400, "invalid_type", "rid"},
+    {CHAT, "{" MESSAGES ",\"logprobs\":true,\"top_logprobs\":21}", 400, "invalid_value", "top_logprobs"},
+    {CHAT, "{" MESSAGES ",\"logprobs\":5}", 400, "invalid_type", "logprobs"},
+    {CHAT, "{" MESSAGES ",\"tool_choice\":\"required\"}", 400, "unsupported_value", "tool_choice"},
+    {CHAT, "{" MESSAGES ",\"tool_choice\":{\"type\":\"function\"}}", 400, "unsupported_value", "tool_choice"},
+    {CHAT, "{" MESSAGES ",\"functions\":[{\"name\":\"f\"}]}", 400, "unsupported_value", "functions"},
+    {CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}}", 400, "unsupported_value",
+     "response_format"},
+    {CHAT, "{" MESSAGES ",\"response_format\":\"json\"}", 400, "invalid_type", "response_format"},
+    {CHAT, "{" MESSAGES ",\"modalities\":[\"text\",\"audio\"]}", 400, "unsupported_value", "modalities"},
+    {CHAT, "{" MESSAGES ",\"reasoning_effort\":\"hard\"}", 400, "invalid_value", "reasoning_effort"},
+    {CHAT, "{" MESSAGES ",\"stream_options\":{}}", 400, "invalid_value", "stream_options"},
+    {CHAT, "{" MESSAGES ",\"stream\":true,\"stream_options\":{\"include_usage\":1}}", 400, "invalid_type",
+     "stream_options.include_usage"},
+    {CHAT, "{\"messages\":{}}", 400, "invalid_value", "messages"},
+    {CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", 400, "unsupported_value", "messages[0]"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "invalid_type", "messages[0]"},
+    {"/abort_request", "{\"rid\":", 400, "invalid_json", NULL},
+    {"/detokenize", "[1]", 400, "invalid_json", NULL},
     {CHAT, "{}", 400, "missing_required_parameter", "messages"},
     {CHAT, "{\"messages\":[]}", 400, "invalid_value", "messages"},
     {CHAT, "{\"messages\":[5]}", 400, "invalid_type", "messages[0]"},
@@ -165,6 +214,92 @@ static void bad_input(void **state) {
     }
     json_decref(root);
   }
+}
+
+/* What looks odd and is right: floats that are integers, unknown fields, words that ask for nothing. */
+static void odd_input(void **state) {
+  (void)state;
+  static const char *const good[] = {
+      "{\"prompt\":\"a\",\"max_tokens\":2.0,\"n\":1.0,\"seed\":-0,\"temperature\":-0.0,\"user\":null,\"metadata\":{"
+      "\"a\":[]}}",
+      "{\"prompt\":\"\\ud83d\\ude00 "
+      "\\u0000\",\"max_tokens\":2,\"stop\":[],\"logit_bias\":{},\"tools\":[],\"suffix\":\"\"}",
+      "{\"prompt\":\"a\",\"max_tokens\":2,\"stream\":false,\"stream_options\":null,\"response_format\":{\"type\":"
+      "\"text\"}}",
+      " \r\n\t{\"max_tokens\":2e0,\"prompt\":[1],\"modalities\":[\"text\"],\"tool_choice\":\"none\"}",
+  };
+  for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+    json_t *root = ask(TEXT, good[i], 200);
+    assert_true(int_at(root, "usage.completion_tokens") <= 2);
+    json_decref(root);
+  }
+  json_decref(
+      ask(CHAT, "{" MESSAGES ",\"max_tokens\":1,\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"none\"}", 200));
+  /* nesting that no stack survives is no valid JSON */
+  enum { DEEP = 200000 };
+  char *deep = malloc(DEEP + 32);
+  assert_non_null(deep);
+  int head = sprintf(deep, "{\"prompt\":\"a\",\"x\":");
+  memset(deep + head, '[', DEEP);
+  deep[head + DEEP] = '\0';
+  json_t *root = ask(TEXT, deep, 400);
+  assert_string_equal(text_at(root, "error.code"), "invalid_json");
+  assert_non_null(strstr(text_at(root, "error.message"), "depth"));
+  json_decref(root);
+  free(deep);
+}
+
+static int status_of_bytes(const char *bytes, struct reply *reply) {
+  int fd = client_connect(served.port);
+  assert_int_equal(send(fd, bytes, strlen(bytes), MSG_NOSIGNAL), (ssize_t)strlen(bytes));
+  client_receive(fd, reply);
+  close(fd);
+  return reply->status;
+}
+
+/* HTTP that is refused gets the same shape of error; HTTP that is rare works. */
+static void http_forms(void **state) {
+  (void)state;
+  struct reply reply;
+  static const struct {
+    const char *bytes;
+    int status;
+    const char *code; /* NULL: no error */
+  } forms[] = {
+      {"OPTIONS " TEXT " HTTP/1.1\r\nHost: a\r\n\r\n", 405, "method_not_allowed"},
+      {"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 404, "not_found"},
+      {"GET " TEXT " HTTP/1.1\r\nHost: a\r\n\r\n", 405, "method_not_allowed"},
+      {"get /livez HTTP/1.1\r\nHost: a\r\n\r\n", 405, "method_not_allowed"},
+      {"GET http://other:1/v1/models?x=y HTTP/1.1\r\nHost: a\r\n\r\n", 200, NULL},
+      {"GET /v1/models/quire%2Dsim HTTP/1.1\r\nHost: a\r\n\r\n", 200, NULL},
+      {"GET /v1/models/quire%2 HTTP/1.1\r\nHost: a\r\n\r\n", 404, "model_not_found"},
+      {"GET /livez HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\n\r\n", 400, "bad_http"},
+      {"GET /livez HTTP/1.1\r\nHost: a\r\nX: \x01\r\n\r\n", 400, "bad_http"},
+      {"POST " TEXT " HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 400, "bad_http"},
+      {"POST " TEXT " HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "bad_http"},
+      {"POST " TEXT " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}x\r\n", 400, "bad_http"},
+      {"POST " TEXT " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "bad_http"},
+      {"POST " TEXT " HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999999\r\n\r\n", 413, "body_too_large"},
+      {"POST " TEXT
+       " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n11 ;a=\"b\"\r\n{\"prompt\":\"a\",\"ma\r\n"
+       "E;x\r\nx_tokens\":1}  \r\n0;y\r\nT: r\r\n\r\n",
+       200, NULL},
+      {"POST " TEXT " HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999\r\n\r\n", 413,
+       "body_too_large"},
+  };
+  for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+    if (status_of_bytes(forms[i].bytes, &reply) != forms[i].status) {
+      fail_msg("%s: %d: %s", forms[i].bytes, reply.status, reply.body);
+    }
+    json_t *root = parse(&reply);
+    const char *code = json_string_value(at(root, "error.code"));
+    assert_true((code == NULL) == (forms[i].code == NULL) && (code == NULL || strcmp(code, forms[i].code) == 0));
+    json_decref(root);
+    reply_free(&reply);
+  }
+  assert_int_equal(status_of_bytes("HEAD /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", &reply), 200);
+  assert_int_equal(reply.bytes, 0);
+  reply_free(&reply);
 }
 
 static void long_prompts(void **state) {
@@ -528,8 +663,6 @@ static void request_id_comes_back(void **state) {
   close(fd);
 }
 
-/* --- clients that leave or do not read; signals --- */
-
 static void wait_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
 
 /* Two requests run, two wait. */
@@ -799,6 +932,96 @@ static void rank_fails(void **state) {
   served_close(&other);
 }
 
+static void becomes(const struct served *other, const char *path, int status) {
+  for (int i = 0; i < 60 && status_with(other, "GET", path, NULL) != status; i++) {
+    wait_ms(50);
+  }
+  assert_int_equal(status_with(other, "GET", path, NULL), status);
+}
+
+static void quick_health(struct quire_server_options *options) { options->health_seconds = 0.4; }
+
+/* A step that does not end makes the server ill, without the controller being asked; it is well again when it ends. */
+static void worker_hangs(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  served_open(&other, &(struct served_config){.change = quick_health});
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200);
+  __atomic_store_n(&other.hang, 1, __ATOMIC_RELEASE);
+  wait_ms(700); /* nothing runs: an idle worker comes by */
+  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
+  /* what only looks at the heartbeat is well until the limit, what needs a step is told at the limit */
+  int fd = client_connect(other.port);
+  client_send(fd, "GET", "/health_generate", NULL, NULL);
+  client_receive(fd, &reply);
+  assert_int_equal(reply.status, 503);
+  assert_non_null(strstr(reply.body, "has not moved"));
+  assert_non_null(strstr(reply.head, "Retry-After: "));
+  reply_free(&reply);
+  close(fd);
+  assert_int_equal(status_with(&other, "GET", "/health", NULL), 503);
+  assert_int_equal(status_with(&other, "GET", "/readyz", NULL), 503);
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 503);
+  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
+  assert_int_equal(status_with(&other, "GET", "/metrics", NULL), 200);
+  __atomic_store_n(&other.hang, 0, __ATOMIC_RELEASE);
+  becomes(&other, "/health", 200);
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200);
+  served_check_empty(&other);
+  served_close(&other);
+}
+
+/* A rank that dies while nothing runs is missed before a request finds out. */
+static void rank_dies_idle(void **state) {
+  (void)state;
+  struct served other;
+  served_open(&other, &(struct served_config){0});
+  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
+  __atomic_store_n(&other.dead, 1, __ATOMIC_RELEASE);
+  becomes(&other, "/health", 503);
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 503);
+  assert_int_equal(status_with(&other, "POST", "/generate", NULL), 400); /* the body first */
+  json_t *root = NULL;
+  struct reply reply;
+  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
+  root = parse(&reply);
+  assert_int_equal(reply.status, 503);
+  assert_string_equal(text_at(root, "error.type"), "unavailable_error");
+  json_decref(root);
+  reply_free(&reply);
+  served_close(&other);
+}
+
+/* A probe needs no place: a worker that is full of requests that move is well, and probes count nowhere. */
+static void busy_worker_is_well(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  open_narrow(&other, LONG_CTX_TOKENS, NULL);
+  int fds[4];
+  for (int i = 0; i < 4; i++) {
+    fds[i] = client_connect(other.port);
+    client_send(fds[i], "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
+    wait_ms(20);
+  }
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200); /* the queue is full */
+  close(fds[3]);
+  wait_ms(100);
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200); /* it waits, others draw */
+  for (int i = 0; i < 3; i++) {
+    close(fds[i]);
+  }
+  served_check_empty(&other);
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200); /* it draws */
+  client_ask(other.port, "GET", "/metrics", NULL, &reply);
+  assert_non_null(strstr(reply.body, "\nquire_requests_total{end=\"length\"} 0\n"));
+  assert_non_null(strstr(reply.body, "\nquire_rejected_total 0\n"));
+  reply_free(&reply);
+  served_check_empty(&other);
+  served_close(&other);
+}
+
 static void short_requests(struct quire_server_options *options) { options->request_seconds = 0.3; }
 
 static void deadline(void **state) {
@@ -826,6 +1049,8 @@ int main(int argc, char **argv) {
   cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bad_input),
+      cmocka_unit_test(odd_input),
+      cmocka_unit_test(http_forms),
       cmocka_unit_test(long_prompts),
       cmocka_unit_test(completion),
       cmocka_unit_test(completion_cached),
@@ -849,6 +1074,9 @@ int main(int argc, char **argv) {
       cmocka_unit_test(drain),
       cmocka_unit_test(deadline),
       cmocka_unit_test(rank_fails),
+      cmocka_unit_test(worker_hangs),
+      cmocka_unit_test(rank_dies_idle),
+      cmocka_unit_test(busy_worker_is_well),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

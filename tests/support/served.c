@@ -36,6 +36,8 @@ static void open_options(struct served *served, const struct served_config *conf
 static void open_engine(struct served *served, const struct served_config *config) {
   struct quire_error error = {0};
   served->sim.fail_epoch = config->fail_epoch;
+  served->sim.hang = &served->hang;
+  served->sim.dead = &served->dead;
   int32_t ctx = config->ctx_tokens > 0 ? config->ctx_tokens : 4096;
   quire_sim_model(quire_tokenizer_vocab(served->tokenizer), 1 << 22, &served->config, &served->weights);
   struct quire_engine_config engine = {
