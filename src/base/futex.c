@@ -28,8 +28,10 @@ static int cores(void) {
   return known;
 }
 
+int quire_futex_declared(void) { return __atomic_load_n(&declared_threads, __ATOMIC_RELAXED); }
+
 static bool may_spin(int parties) {
-  int declared = __atomic_load_n(&declared_threads, __ATOMIC_RELAXED);
+  int declared = quire_futex_declared();
   return (declared > parties ? declared : parties) <= cores();
 }
 

@@ -66,7 +66,6 @@ enum quire_status quire_team_create(const struct quire_env *env, int threads, st
   }
   team->env = env;
   team->threads = threads;
-  quire_futex_declare(threads);
   for (int i = 1; i < threads; i++) {
     team->member[i] = (struct member){.team = team, .index = i};
     if (!quire_thread_start(&team->member[i].thread, member_main, &team->member[i])) {
@@ -89,7 +88,6 @@ void quire_team_destroy(struct quire_team *team) {
   for (int i = 1; i <= team->started; i++) {
     pthread_join(team->member[i].thread, NULL);
   }
-  quire_futex_declare(-team->threads);
   quire_env_free(team->env, team, 1, sizeof *team);
 }
 

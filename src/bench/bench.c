@@ -125,7 +125,7 @@ static enum quire_status open_streams(struct bench *bench, struct quire_error *e
   bench->threads_max = quire_device_cores() < BENCH_THREADS_MAX ? 1 : BENCH_THREADS_MAX;
   enum quire_status status = QUIRE_OK;
   for (int t = 1; status == QUIRE_OK && t <= bench->threads_max; t++) {
-    if (t > 1) { /* one thread needs no team, and one that waits would count as a thread that computes (base/futex.h) */
+    if (t > 1) { /* one thread needs no team */
       status = quire_team_create(env, t, &bench->team[t], error_out);
     }
     if (status == QUIRE_OK) {

@@ -147,6 +147,11 @@ enum quire_status quire_step_group_init(struct quire_step_group *group, const st
   return status;
 }
 
+int32_t quire_step_group_threads(const struct quire_step_group *group) {
+  QUIRE_ASSERT(group->config.threads_per_rank >= 1);
+  return group->config.geometry.ranks * group->config.threads_per_rank;
+}
+
 void quire_step_group_fini(struct quire_step_group *group) {
   if (group->env == NULL) {
     return;

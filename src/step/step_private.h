@@ -45,6 +45,8 @@ struct quire_step_group {
 enum quire_status quire_step_group_init(struct quire_step_group *group, const struct quire_env *env,
                                         const struct quire_step_config *config, struct quire_error *error_out);
 void quire_step_group_fini(struct quire_step_group *group);
+/* Threads that compute while a plan runs: to be declared then (base/futex.h). */
+int32_t quire_step_group_threads(const struct quire_step_group *group);
 /* Merges the ranks' acks of a plan. */
 struct quire_step_ack *quire_step_group_merge(struct quire_step_group *group, const struct quire_step_plan *plan);
 

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/futex.h"
 #include "support/exact_step.h"
 #include "support/fail_env.h"
 
@@ -394,6 +395,30 @@ static void an_executor_in_use_refuses_plans(void **unused) {
   exact_step_close(&step);
 }
 
+/* Whoever waits spins only while the declared threads have a core each, so a worker without a step must not count. */
+static void only_a_running_step_is_declared(void **unused) {
+  (void)unused;
+  struct exact_cell cell = worker(2, QUIRE_VIEW_PEER);
+  cell.threads = 3;
+  struct exact_step idle, step;
+  open_step(&idle, quire_env_default(), &cell);
+  cell.threads = 2;
+  open_step(&step, quire_env_default(), &cell);
+  assert_int_equal(quire_futex_declared(), 0);
+  exact_step_begin(&step);
+  struct quire_step_entry entry = exact_step_prefill(&step, 0, 10, 0);
+  exact_step_add(&step, &entry);
+  assert_int_equal(quire_step_post(step.executor, step.plan, NULL), QUIRE_OK);
+  assert_int_equal(quire_futex_declared(), 4);
+  assert_int_equal(quire_step_wait(step.executor)->status, QUIRE_OK);
+  assert_int_equal(quire_futex_declared(), 0);
+  exact_step_begin(&step);
+  assert_int_equal(quire_step_post(step.executor, step.plan, NULL), QUIRE_OK);
+  exact_step_close(&step); /* posted, and never waited for */
+  exact_step_close(&idle);
+  assert_int_equal(quire_futex_declared(), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(many_by_peer),
@@ -406,6 +431,7 @@ int main(void) {
       cmocka_unit_test(failure_with_copies_in_flight),
       cmocka_unit_test(nothing_is_allocated_in_a_step),
       cmocka_unit_test(an_executor_in_use_refuses_plans),
+      cmocka_unit_test(only_a_running_step_is_declared),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -55,8 +55,8 @@ static void rank_process(struct proc_executor *x, int32_t r, pid_t parent) {
     _exit(1);
   }
   struct proc_board *board = x->board;
-  int others = (x->group.config.geometry.ranks - 1) * x->group.config.threads_per_rank;
-  quire_futex_declare(others);
+  quire_futex_declare(-quire_futex_declared()); /* what was at work in the parent stayed there */
+  int at_work = quire_step_group_threads(&x->group);
   board->start_status[r] = quire_rank_start(x->group.ranks[r], &board->start_error[r]);
   bool good = board->start_status[r] == QUIRE_OK;
   raise_word(&board->ready);
@@ -68,7 +68,9 @@ static void rank_process(struct proc_executor *x, int32_t r, pid_t parent) {
       break;
     }
     seen++;
+    quire_futex_declare(at_work);
     quire_rank_step(x->group.ranks[r], x->work);
+    quire_futex_declare(-at_work);
     __atomic_store_n(&board->done[r], seen, __ATOMIC_RELEASE);
     raise_word(&board->finished);
   }

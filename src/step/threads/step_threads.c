@@ -2,6 +2,7 @@
  * `finished`. One mutex and two conditions: they are taken twice a step, and a sleeping rank costs the others nothing.
  */
 #include "base/assert.h"
+#include "base/futex.h"
 #include "base/thread.h"
 #include "step/step_private.h"
 
@@ -80,6 +81,9 @@ static void threads_destroy(struct quire_step_executor *executor) {
   for (int32_t r = 0; r < x->threads_started; r++) {
     pthread_join(x->threads[r].thread, NULL);
   }
+  if (x->plan != NULL) {
+    quire_futex_declare(-quire_step_group_threads(&x->group)); /* posted, and never waited for */
+  }
   for (int32_t r = 0; r < x->group.config.geometry.ranks; r++) {
     if (x->group.ranks[r] != NULL) {
       quire_rank_stop(x->group.ranks[r]);
@@ -123,6 +127,7 @@ static enum quire_status threads_post(struct quire_step_executor *executor, cons
                            x->failed ? "a step failed; the worker must be created anew" : "a plan is in flight");
   }
   x->plan = plan;
+  quire_futex_declare(quire_step_group_threads(&x->group));
   pthread_mutex_lock(&x->mutex);
   x->work = plan;
   x->finished = 0;
@@ -140,6 +145,7 @@ static struct quire_step_ack *threads_wait(struct quire_step_executor *executor)
     pthread_cond_wait(&x->finished_changed, &x->mutex);
   }
   pthread_mutex_unlock(&x->mutex);
+  quire_futex_declare(-quire_step_group_threads(&x->group));
   struct quire_step_ack *ack = quire_step_group_merge(&x->group, x->plan);
   x->failed = ack->status != QUIRE_OK;
   x->plan = NULL;
