@@ -88,7 +88,8 @@ struct bench_products {
   struct quire_stream *stream[QUIRE_TEAM_THREADS_MAX]; /* one a member, without a team of its own */
   void *x;
   float *y[QUIRE_TEAM_THREADS_MAX];
-  size_t x_bytes, y_bytes;
+  uint8_t *scratch[QUIRE_TEAM_THREADS_MAX];
+  size_t x_bytes, y_bytes, scratch_bytes;
   enum quire_dtype compute;
   double operations; /* of one member */
 };
@@ -96,6 +97,7 @@ struct bench_products {
 static void run_product(struct bench_products *p, int member, const struct quire_weight *w, int32_t rows) {
   struct quire_gemm gemm = {
       .x = p->x, .y = p->y[member], .w = *w, .x_dtype = p->compute, .y_dtype = QUIRE_DTYPE_F32, .m = rows};
+  gemm.scratch = p->scratch[member];
   gemm.x_ld = w->k;
   gemm.y_ld = w->n;
   p->kernels->gemm(p->stream[member], gemm);
@@ -149,12 +151,14 @@ static enum quire_status open_members(struct bench_products *p, struct quire_err
                          max64(max64(m->dense_width, (int64_t)m->index_heads * QUIRE_INDEX_DIM), QUIRE_KV_DIM));
   p->x_bytes = (size_t)(widest * p->rows) * sizeof(float);
   p->y_bytes = p->x_bytes;
+  p->scratch_bytes = (size_t)quire_gemm_scratch_bytes(p->rows, (int32_t)widest, 1);
   p->x = bench_alloc(p->x_bytes);
   enum quire_status status = p->x == NULL ? QUIRE_ERR_MEMORY : QUIRE_OK;
   for (int i = 0; status == QUIRE_OK && i < p->threads; i++) {
     p->y[i] = bench_alloc(p->y_bytes);
+    p->scratch[i] = bench_alloc(p->scratch_bytes);
     status = quire_stream_create(quire_env_default(), QUIRE_STREAM_INLINE, NULL, 0, &p->stream[i], error_out);
-    status = p->y[i] == NULL ? QUIRE_ERR_MEMORY : status;
+    status = p->y[i] == NULL || p->scratch[i] == NULL ? QUIRE_ERR_MEMORY : status;
   }
   if (status != QUIRE_OK) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "bench", "no memory for the products of the ceiling");
@@ -203,6 +207,7 @@ void bench_products_close(struct bench_products *p) {
       quire_stream_destroy(p->stream[i]);
     }
     bench_free(p->y[i], p->y_bytes);
+    bench_free(p->scratch[i], p->scratch_bytes);
   }
   bench_free(p->x, p->x_bytes);
   free(p);

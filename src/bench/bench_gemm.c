@@ -22,7 +22,8 @@ struct pools {
   uint8_t *bf16, *fp8;
   uint16_t *x;
   float *y, *scale;
-  size_t x_bytes, y_bytes, scale_bytes;
+  uint8_t *scratch;
+  size_t x_bytes, y_bytes, scale_bytes, scratch_bytes;
 };
 
 struct side {
@@ -53,6 +54,7 @@ static void close_pools(struct pools *p) {
   bench_free(p->x, p->x_bytes);
   bench_free(p->y, p->y_bytes);
   bench_free(p->scale, p->scale_bytes);
+  bench_free(p->scratch, p->scratch_bytes);
 }
 
 static enum quire_status open_pools(const struct bench *bench, const struct bench_shape *shapes, int count,
@@ -74,7 +76,9 @@ static enum quire_status open_pools(const struct bench *bench, const struct benc
   p->x = bench_alloc(p->x_bytes);
   p->y = bench_alloc(p->y_bytes);
   p->scale = bench_alloc(p->scale_bytes);
-  if (p->bf16 == NULL || p->fp8 == NULL || p->x == NULL || p->y == NULL || p->scale == NULL) {
+  p->scratch_bytes = (size_t)quire_gemm_scratch_bytes(ROWS_MAX, (int32_t)k_max, BENCH_THREADS_MAX);
+  p->scratch = bench_alloc(p->scratch_bytes);
+  if (p->bf16 == NULL || p->fp8 == NULL || p->x == NULL || p->y == NULL || p->scale == NULL || p->scratch == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "gemm", "no memory for its weights");
   }
   bench_fill_bf16((uint16_t *)(void *)p->bf16, p->bytes / 2, 1);
@@ -112,6 +116,7 @@ static struct side make_side(const struct bench *bench, const struct pools *p, c
       .ld = k,
       .scale_ld = fp8 ? (int32_t)((k + QUIRE_FP8_BLOCK - 1) / QUIRE_FP8_BLOCK) : 0,
   };
+  side.gemm.scratch = p->scratch;
   side.gemm.x_ld = k;
   side.gemm.y_ld = n;
   side.copies = (int64_t)(p->bytes / side.weight_bytes);

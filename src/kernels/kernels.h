@@ -56,6 +56,7 @@ struct quire_gemm {
   int32_t m;
   int64_t x_ld;
   int64_t y_ld;
+  uint8_t *scratch; /* quire_gemm_scratch_bytes, or NULL: the same bytes, slower where rows are many */
 };
 
 /* y = gain * x / sqrt(mean(x^2) + eps), f32 statistics; y f32 or bf16 (arithmetic.md 5). */
@@ -353,6 +354,7 @@ uint32_t quire_kernels_enter(void);
 void quire_kernels_leave(uint32_t control);
 
 /* Scratch of the operations for m rows and a team of `threads`. */
+int64_t quire_gemm_scratch_bytes(int32_t m, int32_t k, int threads);
 int64_t quire_select_scratch_bytes(int32_t heads, int32_t topk, int32_t limit_max, int threads);
 int64_t quire_attend_scratch_bytes(int32_t heads, int32_t topk, int threads);
 /* Reads m, hidden, the widths, expert_count and k of shape. */

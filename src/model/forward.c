@@ -4,7 +4,7 @@
 
 #include "base/assert.h"
 
-#define BUFFERS 34
+#define BUFFERS 35
 
 struct quire_forward {
   const struct quire_env *env;
@@ -43,7 +43,7 @@ struct quire_forward {
   void *draft_hidden;    /* [rows, hidden] after the draft head's norm */
   void *draft_pair;      /* [2 * hidden] */
   void *head_rows;       /* [logits_max, hidden] */
-  uint8_t *moe_scratch;
+  uint8_t *gemm_scratch, *moe_scratch;
 };
 
 struct buffer {
@@ -54,6 +54,14 @@ struct buffer {
 static int64_t element(enum quire_dtype dtype) { return dtype == QUIRE_DTYPE_F32 ? 4 : 2; }
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Scratch of the widest product in front of `rows` rows. */
+static int64_t gemm_scratch_bytes(const struct quire_forward_config *c, int64_t rows) {
+  const struct quire_model_config *m = c->model;
+  int64_t k = max64(max64(2 * m->hidden, m->q_rank), max64((int64_t)m->heads * m->value_dim, m->dense_width));
+  bool bf16 = c->options.compute == QUIRE_DTYPE_BF16;
+  return bf16 ? quire_gemm_scratch_bytes((int32_t)rows, (int32_t)k, c->threads) : 0;
+}
 
 /* Every buffer with its size: what quire_forward_bytes adds up and create hands out. */
 static int64_t list_buffers(struct quire_forward *f, const struct quire_forward_config *c,
@@ -103,6 +111,7 @@ static int64_t list_buffers(struct quire_forward *f, const struct quire_forward_
       {&f->draft_hidden, r * h * e},
       {&f->draft_pair, r * 2 * h * e},
       {&f->head_rows, (int64_t)c->logits_max * h * e},
+      {(void **)&f->gemm_scratch, gemm_scratch_bytes(c, rows_or_logits)},
       {(void **)&f->moe_scratch, moe},
       {NULL, 0},
   };
@@ -187,6 +196,7 @@ struct layer_run {
 static void project(struct quire_forward *f, int32_t rows, const void *x, enum quire_dtype x_dtype,
                     const struct quire_weight *w, float *y) {
   struct quire_gemm gemm = {.x = x, .y = y, .w = *w, .x_dtype = x_dtype, .y_dtype = QUIRE_DTYPE_F32, .m = rows};
+  gemm.scratch = f->gemm_scratch;
   gemm.x_ld = w->k;
   gemm.y_ld = w->n;
   f->links.kernels->gemm(f->stream, gemm);

@@ -11,7 +11,11 @@ struct product {
   float *x_wide; /* [m][k] */
   float *want;   /* [m][n] */
   void *y;
+  uint8_t *scratch; /* of teams of up to TEST_THREADS_MAX, GUARD bytes behind it */
+  int64_t scratch_bytes;
 };
+
+#define GUARD 64
 
 static void product_make(struct product *p, enum quire_dtype x_dtype, enum quire_dtype w_dtype, int32_t m, int32_t n,
                          int32_t k) {
@@ -38,6 +42,8 @@ static void product_make(struct product *p, enum quire_dtype x_dtype, enum quire
       .x = p->x, .w = p->weight.w, .x_dtype = x_dtype, .m = m, .x_ld = x_ld, .y_ld = n + test_between(&rng, 0, 3)};
   p->y = test_alloc((int64_t)(m > 0 ? m : 1) * p->gemm.y_ld * 4);
   p->gemm.y = p->y;
+  p->scratch_bytes = quire_gemm_scratch_bytes(m, k, TEST_THREADS_MAX);
+  p->scratch = test_alloc(p->scratch_bytes + GUARD);
 }
 
 static void product_free(struct product *p) {
@@ -46,9 +52,11 @@ static void product_free(struct product *p) {
   free(p->x_wide);
   free(p->want);
   free(p->y);
+  free(p->scratch);
 }
 
-/* Runs it through every table and team and compares; columns beyond n must stay poison. */
+/* Runs it through every table and team, with scratch of any alignment or none, and compares; columns beyond n and bytes
+ * behind the scratch must stay poison. */
 static void product_check(struct product *p) {
   struct quire_gemm *g = &p->gemm;
   int32_t n = g->w.n;
@@ -56,7 +64,13 @@ static void product_check(struct product *p) {
     for (int threads = 0; threads < TEST_THREADS_MAX; threads++) {
       g->y_dtype = test_between(&rng, 0, 1) ? QUIRE_DTYPE_BF16 : QUIRE_DTYPE_F32;
       memset(p->y, 0xff, (size_t)((int64_t)g->m * g->y_ld * 4));
+      int64_t unaligned = test_between(&rng, 0, GUARD - 1);
+      memset(p->scratch, 0xff, (size_t)(p->scratch_bytes + GUARD));
+      g->scratch = test_between(&rng, 0, 3) ? p->scratch + unaligned : NULL;
       world.kernels[kernels]->gemm(world.stream[threads], *g);
+      for (int64_t i = unaligned; i < GUARD; i++) {
+        assert_int_equal(p->scratch[p->scratch_bytes + i], 0xff);
+      }
       for (int64_t r = 0; r < g->m; r++) {
         if (g->y_dtype == QUIRE_DTYPE_F32) {
           const float *y = (const float *)p->y + r * g->y_ld;
@@ -104,6 +118,14 @@ static void test_team(void **state) {
   check_shape(3, 15, 139904);
   check_shape(131, 83, 2112); /* blocks of several n-tiles and chunks, all with ends */
   check_shape(66, 48, 4096);  /* rows that share sets of a cache */
+}
+
+/* Packed operands: blocks of rows, of panels, groups, units and steps, whole and with ends. */
+static void test_packed(void **state) {
+  (void)state;
+  check_shape(128, 256, 1024);
+  check_shape(131, 275, 1071);
+  check_shape(300, 257, 1100);
 }
 
 static void test_random_shapes(void **state) {
@@ -207,8 +229,9 @@ static int tear_down(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_shapes), cmocka_unit_test(test_team),     cmocka_unit_test(test_random_shapes),
-      cmocka_unit_test(test_batch),  cmocka_unit_test(test_specials), cmocka_unit_test(test_accuracy),
+      cmocka_unit_test(test_shapes),        cmocka_unit_test(test_team),  cmocka_unit_test(test_packed),
+      cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_batch), cmocka_unit_test(test_specials),
+      cmocka_unit_test(test_accuracy),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -15,6 +15,7 @@
 #include <assert.h>
 
 #include "base/assert.h"
+#include "kernels/cpu/gemm_packed.h"
 #include "kernels/cpu/gemm_panel.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/run.h"
@@ -577,9 +578,15 @@ static void member(void *context, int member_index, int threads) {
 
 /* Few rows are bound by reading W: as if there were four. */
 static void gemm_run(void *args, struct quire_team *team) {
-  const struct quire_gemm *gemm = &((const struct gemm_run *)args)->gemm;
+  const struct gemm_run *run = args;
+  const struct quire_gemm *gemm = &run->gemm;
   int64_t rows = gemm->m < ROW_GROUP ? ROW_GROUP : gemm->m;
-  quire_cpu_run(quire_cpu_team(team, rows * gemm->w.n * gemm->w.k / QUIRE_CPU_MACS), member, args);
+  struct quire_team *useful = quire_cpu_team(team, rows * gemm->w.n * gemm->w.k / QUIRE_CPU_MACS);
+  if (quire_packed_suits(run->isa, gemm)) {
+    quire_packed_run(run->isa, gemm, useful);
+  } else {
+    quire_cpu_run(useful, member, args);
+  }
 }
 
 static void launch(struct quire_stream *stream, const struct quire_gemm_isa *isa, const struct quire_gemm *gemm) {

@@ -48,9 +48,11 @@ struct quire_gemm_row {
 };
 
 struct quire_panel_isa;
+struct quire_packed_isa;
 
 struct quire_gemm_isa {
-  const struct quire_panel_isa *panel; /* gemm_panel.h; NULL: tiles serve any number of rows */
+  const struct quire_panel_isa *panel;   /* gemm_panel.h; NULL: tiles serve any number of rows */
+  const struct quire_packed_isa *packed; /* gemm_packed.h; NULL: as above */
   /* Reads weights where they lie, decodes them in registers, and asks for those that come next in the order of memory:
    * few rows are bound by reading them. False, and nothing done, where the processor cannot. */
   bool (*row)(const struct quire_gemm_row *row);

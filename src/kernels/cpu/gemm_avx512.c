@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/e4m3_avx512.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_packed.h"
 #include "kernels/cpu/gemm_panel.h"
 #include "kernels/cpu/lanes_avx512.h"
 
@@ -401,6 +402,7 @@ static void e4m3_to_f32(const uint8_t *x, float *y, int64_t n) {
 
 const struct quire_gemm_isa quire_gemm_isa_avx512 = {
     .panel = &quire_panel_isa_avx512,
+    .packed = &quire_packed_isa_avx512,
     .row = row,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,
