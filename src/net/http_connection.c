@@ -44,6 +44,12 @@ static void hold_input(struct quire_http_exchange *exchange, bool held) {
   }
 }
 
+/* Bytes that came and were not looked at. What was, and is no whole head yet, needs others to come first. */
+static bool has_more(const struct quire_http_exchange *exchange) {
+  QUIRE_ASSERT(exchange->in.bytes == 0 || exchange->scan.seen <= exchange->in.bytes);
+  return exchange->state == QUIRE_HTTP_HEAD && exchange->in.bytes > exchange->scan.seen;
+}
+
 /* Answers of earlier requests that their client does not read: the next request waits. */
 static bool is_full(const struct quire_http_exchange *exchange) {
   QUIRE_ASSERT(exchange->server != NULL);
@@ -138,7 +144,7 @@ static void flush(struct quire_http_exchange *exchange) {
     exchange->full = false;
     if (was_full && exchange->state == QUIRE_HTTP_BUSY) {
       server->config.handler.room(server->config.handler.context, exchange);
-    } else if (exchange->held && exchange->state == QUIRE_HTTP_HEAD) {
+    } else if ((exchange->held || (exchange->eof && has_more(exchange))) && exchange->state == QUIRE_HTTP_HEAD) {
       schedule(exchange);
     }
   }
@@ -546,8 +552,7 @@ static void input(struct quire_http_exchange *exchange, const char *bytes, size_
   if (exchange->state == QUIRE_HTTP_DEAD) {
     return;
   }
-  bool again = exchange->state == QUIRE_HTTP_HEAD && in->bytes > 0 && !exchange->scan.begun;
-  hold_input(exchange, exchange->state == QUIRE_HTTP_HEAD && (again || is_full(exchange)));
+  hold_input(exchange, has_more(exchange) || (exchange->state == QUIRE_HTTP_HEAD && is_full(exchange)));
   flush(exchange);
   if (exchange->state == QUIRE_HTTP_HEAD && exchange->held && !is_full(exchange)) {
     schedule(exchange);
@@ -558,8 +563,7 @@ static void input(struct quire_http_exchange *exchange, const char *bytes, size_
 static void end_of_input(struct quire_http_exchange *exchange) {
   QUIRE_ASSERT(exchange->state != QUIRE_HTTP_DEAD);
   exchange->eof = true;
-  bool more = exchange->state == QUIRE_HTTP_HEAD && exchange->in.bytes > 0 && !exchange->scan.begun;
-  if (exchange->state == QUIRE_HTTP_CLOSE || more) {
+  if (exchange->state == QUIRE_HTTP_CLOSE || has_more(exchange)) {
     event_del(&exchange->readable); /* finish writing, or look at requests that came whole, then end */
     return;
   }

@@ -590,6 +590,30 @@ static void versions(void **state) {
   finish(&f, NULL);
 }
 
+/* Empty lines before a request, and nothing after them: the loop waits for more and others are served. */
+static void empty_lines(void **state) {
+  (void)state;
+  struct fixture f;
+  start(&f);
+  char answer[1024];
+  int lines = dial(&f), half = dial(&f), gone = dial(&f);
+  say(lines, "\r\n");
+  say(half, "\r\n\r");
+  say(gone, "\r\n");
+  shutdown(gone, SHUT_WR);
+  nanosleep(&(struct timespec){0, 50000000}, NULL);
+  assert_int_equal(status_of(&f, "GET /quick HTTP/1.1\r\n" HOST "\r\n", 32), 200);
+  assert_int_equal(hear(gone, answer, sizeof answer, NULL, 0), 0);
+  say(lines, "GET /quick HTTP/1.1\r\n" HOST "\r\n");
+  say(half, "\nGET /quick HTTP/1.1\r\n" HOST "\r\n");
+  assert_true(hear(lines, answer, sizeof answer, "ok\n", 1) > 0 && strstr(answer, " 200 ") != NULL);
+  assert_true(hear(half, answer, sizeof answer, "ok\n", 1) > 0 && strstr(answer, " 200 ") != NULL);
+  close(lines);
+  close(half);
+  close(gone);
+  finish(&f, NULL);
+}
+
 /* Random bytes, and real requests with a byte changed: an answer or an end, and the server lives. */
 static void garbage(void **state) {
   (void)state;
@@ -625,6 +649,7 @@ int main(void) {
       cmocka_unit_test(limits),
       cmocka_unit_test(slow_clients),
       cmocka_unit_test(versions),
+      cmocka_unit_test(empty_lines),
       cmocka_unit_test(garbage),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
