@@ -74,8 +74,8 @@ class Server:
         text = self.ask("GET", "/metrics")[1].decode()
         return float(re.search(r"^" + re.escape(name) + r" (\S+)$", text, re.M).group(1))
 
-    def settled(self, condition, what):
-        for _ in range(500):
+    def settled(self, condition, what, seconds=10):
+        for _ in range(50 * seconds):
             if condition():
                 return
             threading.Event().wait(0.02)
