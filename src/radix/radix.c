@@ -24,31 +24,43 @@
 #define LINE_BYTES 64
 #define HINTS 16 /* of a line */
 
+/* A line of memory: who leaves the tree or enters it looks at the lines of the page and of the one above. */
 struct node {
-  uint64_t used; /* time of last use */
+  _Alignas(
+      LINE_BYTES) uint64_t used; /* time of last use, of its own and of the pages that have left from below it: while
+                                         there are others below, they are what counts */
+  uint64_t key;                  /* hash of root and all tokens down to this page */
+  struct quire_hash128 root;
   int32_t parent;
   int32_t first_child;
   int32_t next, prev; /* brothers; those directly below a root are in no list */
   int32_t heap_at;    /* place in the heap of its stripe */
+  uint32_t place;     /* of its hint */
   bool in_tree;
   bool held;
 };
 
 struct slot {
-  uint32_t tag; /* high half of the key: spares a look at the row */
+  uint32_t tag; /* high half of the key, of which the low bits say where it begins to be looked for */
   int32_t page; /* NOWHERE: empty */
 };
 
 /* What a match compares with; constant while the page is in the tree. */
 struct row {
-  uint64_t key;   /* hash of root and all tokens down to this page */
-  int32_t parent; /* as in the node */
-  uint32_t place; /* of its hint */
+  uint64_t key; /* as in the node, as the other two */
+  int32_t parent;
+  uint32_t place;
   int32_t tokens[];
 };
 
+/* The time stands beside the page: the order is found without a look at the nodes. */
+struct leaf {
+  uint64_t used;
+  int32_t page;
+};
+
 struct heap {
-  int32_t *pages;
+  struct leaf *leaves;
   int32_t count;
 };
 
@@ -66,8 +78,7 @@ struct quire_radix {
   struct slot *slots;
   int32_t *hints; /* [lines, HINTS] pages of the tree, or NOWHERE */
   struct node *nodes;
-  struct quire_hash128 *roots; /* [pages] */
-  uint8_t *rows;               /* [pages] struct row */
+  uint8_t *rows; /* [pages] struct row */
   struct heap heaps[QUIRE_RANKS_MAX];
 };
 
@@ -101,20 +112,18 @@ static struct quire_radix *carve_radix(const struct quire_geometry *geometry, st
   struct slot *slots = quire_carve(carve, (int64_t)slot_count(geometry->pages), sizeof *slots);
   int32_t *hints = quire_carve(carve, (int64_t)line_count(geometry->pages) * HINTS, sizeof *hints);
   struct node *nodes = quire_carve(carve, geometry->pages, sizeof *nodes);
-  struct quire_hash128 *roots = quire_carve(carve, geometry->pages, sizeof *roots);
   uint8_t *rows = quire_carve(carve, geometry->pages, row_bytes_of(geometry));
-  int32_t *heap_pages = quire_carve(carve, geometry->pages, sizeof *heap_pages);
+  struct leaf *leaves = quire_carve(carve, geometry->pages, sizeof *leaves);
   if (radix == NULL) {
     return NULL;
   }
   radix->slots = slots;
   radix->hints = hints;
   radix->nodes = nodes;
-  radix->roots = roots;
   radix->rows = rows;
   for (int32_t s = 0; s < geometry->storage_ranks; s++) {
-    radix->heaps[s].pages = heap_pages;
-    heap_pages += quire_geometry_local_pages(geometry, (quire_stripe_id){s});
+    radix->heaps[s].leaves = leaves;
+    leaves += quire_geometry_local_pages(geometry, (quire_stripe_id){s});
   }
   return radix;
 }
@@ -182,50 +191,43 @@ static struct heap *heap_of(struct quire_radix *radix, int32_t page) {
   return &radix->heaps[quire_page_owner(&radix->geometry, (quire_page){page}).v];
 }
 
-static bool older(const struct quire_radix *radix, int32_t a, int32_t b) {
-  uint64_t used_a = radix->nodes[a].used;
-  uint64_t used_b = radix->nodes[b].used;
-  return used_a < used_b || (used_a == used_b && a < b);
+static bool older(struct leaf a, struct leaf b) { return a.used < b.used || (a.used == b.used && a.page < b.page); }
+
+static void heap_put(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
+  heap->leaves[at] = leaf;
+  radix->nodes[leaf.page].heap_at = at;
 }
 
-static void heap_put(struct quire_radix *radix, struct heap *heap, int32_t at, int32_t page) {
-  heap->pages[at] = page;
-  radix->nodes[page].heap_at = at;
-}
-
-static void heap_up(struct quire_radix *radix, struct heap *heap, int32_t at) {
-  int32_t page = heap->pages[at];
-  while (at > 0 && older(radix, page, heap->pages[(at - 1) / 2])) {
-    heap_put(radix, heap, at, heap->pages[(at - 1) / 2]);
+static void heap_up(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
+  while (at > 0 && older(leaf, heap->leaves[(at - 1) / 2])) {
+    heap_put(radix, heap, at, heap->leaves[(at - 1) / 2]);
     at = (at - 1) / 2;
   }
-  heap_put(radix, heap, at, page);
+  heap_put(radix, heap, at, leaf);
 }
 
-static void heap_down(struct quire_radix *radix, struct heap *heap, int32_t at) {
-  int32_t page = heap->pages[at];
+static void heap_down(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
   for (int32_t child = 2 * at + 1; child < heap->count; child = 2 * at + 1) {
-    if (child + 1 < heap->count && older(radix, heap->pages[child + 1], heap->pages[child])) {
+    if (child + 1 < heap->count && older(heap->leaves[child + 1], heap->leaves[child])) {
       child++;
     }
-    if (!older(radix, heap->pages[child], page)) {
+    if (!older(heap->leaves[child], leaf)) {
       break;
     }
-    heap_put(radix, heap, at, heap->pages[child]);
+    heap_put(radix, heap, at, heap->leaves[child]);
     at = child;
   }
-  heap_put(radix, heap, at, page);
+  heap_put(radix, heap, at, leaf);
 }
 
 static void heap_remove(struct quire_radix *radix, int32_t page) {
   struct heap *heap = heap_of(radix, page);
   int32_t at = radix->nodes[page].heap_at;
-  int32_t last = heap->pages[--heap->count];
+  struct leaf last = heap->leaves[--heap->count];
   radix->nodes[page].heap_at = NOWHERE;
-  if (last != page) {
-    heap_put(radix, heap, at, last);
-    heap_up(radix, heap, at);
-    heap_down(radix, heap, radix->nodes[last].heap_at);
+  if (last.page != page) {
+    heap_up(radix, heap, at, last);
+    heap_down(radix, heap, radix->nodes[last.page].heap_at, last);
   }
 }
 
@@ -242,8 +244,8 @@ static void settle(struct quire_radix *radix, int32_t page) {
     return;
   }
   struct heap *heap = heap_of(radix, page);
-  heap_put(radix, heap, heap->count++, page);
-  heap_up(radix, heap, heap->count - 1);
+  heap->count++;
+  heap_up(radix, heap, heap->count - 1, (struct leaf){node->used, page});
 }
 
 /* --- the table --- */
@@ -270,16 +272,18 @@ static bool is_page(const struct quire_radix *radix, struct quire_hash128 root, 
                     const int32_t *tokens, int32_t page) {
   const struct row *row = row_of(radix, page);
   return row->key == key && row->parent == parent &&
-         (parent != NOWHERE || quire_hash128_equal(radix->roots[page], root)) &&
+         (parent != NOWHERE || quire_hash128_equal(radix->nodes[page].root, root)) &&
          memcmp(row->tokens, tokens, (size_t)radix->geometry.page_tokens * sizeof *tokens) == 0;
 }
+
+static uint32_t tag_of(uint64_t key) { return (uint32_t)(key >> 32); }
 
 /* The page below parent (or root) with these tokens, NOWHERE if there is none. */
 static int32_t find(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
                     const int32_t *tokens) {
-  for (uint64_t i = key & radix->slot_mask; radix->slots[i].page != NOWHERE; i = (i + 1) & radix->slot_mask) {
+  for (uint64_t i = tag_of(key) & radix->slot_mask; radix->slots[i].page != NOWHERE; i = (i + 1) & radix->slot_mask) {
     const struct slot slot = radix->slots[i];
-    if (slot.tag == (uint32_t)(key >> 32) && is_page(radix, root, parent, key, tokens, slot.page)) {
+    if (slot.tag == tag_of(key) && is_page(radix, root, parent, key, tokens, slot.page)) {
       return slot.page;
     }
   }
@@ -287,29 +291,29 @@ static int32_t find(const struct quire_radix *radix, struct quire_hash128 root, 
 }
 
 static void table_add(struct quire_radix *radix, int32_t page) {
-  const struct row *row = row_of(radix, page);
-  uint64_t i = row->key & radix->slot_mask;
+  const struct node *node = &radix->nodes[page];
+  uint64_t i = tag_of(node->key) & radix->slot_mask;
   while (radix->slots[i].page != NOWHERE) {
     i = (i + 1) & radix->slot_mask;
   }
-  radix->slots[i] = (struct slot){(uint32_t)(row->key >> 32), page};
-  radix->hints[row->place] = page;
+  radix->slots[i] = (struct slot){tag_of(node->key), page};
+  radix->hints[node->place] = page;
 }
 
 /* Closes the gap by moving back every later entry of the run that the gap would hide. */
 static void table_remove(struct quire_radix *radix, int32_t page) {
   uint64_t mask = radix->slot_mask;
-  const struct row *row = row_of(radix, page);
-  uint64_t gap = row->key & mask;
-  if (radix->hints[row->place] == page) {
-    radix->hints[row->place] = NOWHERE;
+  const struct node *node = &radix->nodes[page];
+  uint64_t gap = tag_of(node->key) & mask;
+  if (radix->hints[node->place] == page) {
+    radix->hints[node->place] = NOWHERE;
   }
   while (radix->slots[gap].page != page) {
     QUIRE_ASSERT(radix->slots[gap].page != NOWHERE);
     gap = (gap + 1) & mask;
   }
   for (uint64_t i = (gap + 1) & mask; radix->slots[i].page != NOWHERE; i = (i + 1) & mask) {
-    uint64_t home = row_of(radix, radix->slots[i].page)->key & mask;
+    uint64_t home = radix->slots[i].tag & mask;
     if (((i - home) & mask) >= ((i - gap) & mask)) {
       radix->slots[gap] = radix->slots[i];
       gap = i;
@@ -405,8 +409,8 @@ int32_t quire_radix_match(const struct quire_radix *radix, const struct quire_ra
 int32_t quire_radix_match_below(const struct quire_radix *radix, quire_page parent,
                                 const struct quire_radix_chain *chain, quire_page *pages_out) {
   QUIRE_ASSERT(chain->pages >= 0 && member(radix, parent)->in_tree);
-  const struct row *row = row_of(radix, parent.v);
-  struct walk walk = {.radix = radix, .chain = chain, .key = row->key, .place = row->place};
+  const struct node *above = &radix->nodes[parent.v];
+  struct walk walk = {.radix = radix, .chain = chain, .key = above->key, .place = above->place};
   return match_from(&walk, parent.v, pages_out);
 }
 
@@ -427,48 +431,52 @@ int32_t quire_radix_match_keys(const struct quire_radix *radix, const struct qui
 }
 
 void quire_radix_touch(struct quire_radix *radix, quire_page page) {
-  member(radix, page)->used = ++radix->clock;
-  if (radix->nodes[page.v].heap_at != NOWHERE) { /* pages above have children and are in no heap */
-    heap_down(radix, heap_of(radix, page.v), radix->nodes[page.v].heap_at);
+  struct node *node = member(radix, page);
+  node->used = ++radix->clock;
+  if (node->heap_at != NOWHERE) {
+    heap_down(radix, heap_of(radix, page.v), node->heap_at, (struct leaf){node->used, page.v});
   }
-  for (int32_t p = radix->nodes[page.v].parent; p != NOWHERE; p = radix->nodes[p].parent) {
-    radix->nodes[p].used = radix->clock;
+}
+
+/* The page above is no leaf any more. */
+static void link_below(struct quire_radix *radix, int32_t parent, int32_t page) {
+  struct node *node = &radix->nodes[page], *above = &radix->nodes[parent];
+  node->next = above->first_child;
+  if (node->next != NOWHERE) {
+    radix->nodes[node->next].prev = page;
   }
+  above->first_child = page;
+  settle(radix, parent);
 }
 
 quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 root, quire_page parent, quire_page page,
                               const int32_t *tokens) {
   struct node *node = node_of(radix, page);
-  struct node *above = parent.v == QUIRE_PAGE_NONE ? NULL : member(radix, parent);
+  const struct node *above = parent.v == QUIRE_PAGE_NONE ? NULL : member(radix, parent);
   QUIRE_ASSERT(!node->in_tree);
-  const struct row *above_row = above == NULL ? NULL : row_of(radix, parent.v);
-  uint64_t key = page_key(radix, above == NULL ? root_key(radix, root) : above_row->key, tokens);
+  uint64_t key = page_key(radix, above == NULL ? root_key(radix, root) : above->key, tokens);
   int32_t there = find(radix, root, above == NULL ? NOWHERE : parent.v, key, tokens);
   if (there != NOWHERE) {
     return (quire_page){there};
   }
   *node = (struct node){
-      .used = above == NULL ? ++radix->clock : above->used,
+      .key = key,
+      .root = root,
       .parent = above == NULL ? NOWHERE : parent.v,
       .first_child = NOWHERE,
       .next = NOWHERE,
       .prev = NOWHERE,
       .heap_at = NOWHERE,
+      .place = place_below(radix, above == NULL, above == NULL ? 0 : above->place, key),
       .in_tree = true,
   };
   if (above != NULL) {
-    node->next = above->first_child;
-    if (node->next != NOWHERE) {
-      radix->nodes[node->next].prev = page.v;
-    }
-    above->first_child = page.v;
-    settle(radix, parent.v);
+    link_below(radix, parent.v, page.v);
   }
-  radix->roots[page.v] = root;
   struct row *row = row_of(radix, page.v);
   row->key = key;
   row->parent = node->parent;
-  row->place = place_below(radix, above == NULL, above == NULL ? 0 : above_row->place, key);
+  row->place = node->place;
   memcpy(row->tokens, tokens, (size_t)radix->geometry.page_tokens * sizeof *tokens);
   table_add(radix, page.v);
   radix->count++;
@@ -503,6 +511,7 @@ static void remove_leaf(struct quire_radix *radix, int32_t page) {
     if (above->first_child == page) {
       above->first_child = node->next;
     }
+    above->used = node->used > above->used ? node->used : above->used;
     settle(radix, node->parent);
   }
 }
@@ -513,23 +522,23 @@ quire_page quire_radix_evict(struct quire_radix *radix, quire_stripe_id stripe) 
   if (heap->count == 0) {
     return quire_radix_evict_any(radix);
   }
-  quire_page page = {heap->pages[0]};
+  quire_page page = {heap->leaves[0].page};
   remove_leaf(radix, page.v);
   return page;
 }
 
 quire_page quire_radix_evict_any(struct quire_radix *radix) {
-  int32_t oldest = NOWHERE;
+  struct leaf oldest = {UINT64_MAX, NOWHERE};
   for (int32_t s = 0; s < radix->geometry.storage_ranks; s++) {
     const struct heap *heap = &radix->heaps[s];
-    if (heap->count > 0 && (oldest == NOWHERE || older(radix, heap->pages[0], oldest))) {
-      oldest = heap->pages[0];
+    if (heap->count > 0 && (oldest.page == NOWHERE || older(heap->leaves[0], oldest))) {
+      oldest = heap->leaves[0];
     }
   }
-  if (oldest != NOWHERE) {
-    remove_leaf(radix, oldest);
+  if (oldest.page != NOWHERE) {
+    remove_leaf(radix, oldest.page);
   }
-  return (quire_page){oldest == NOWHERE ? QUIRE_PAGE_NONE : oldest};
+  return (quire_page){oldest.page == NOWHERE ? QUIRE_PAGE_NONE : oldest.page};
 }
 
 int32_t quire_radix_drop(struct quire_radix *radix, quire_page page, quire_radix_removed_fn removed, void *context) {
@@ -582,22 +591,20 @@ static bool fault(struct quire_error *why_out, const char *text, int32_t page) {
 static bool check_node(const struct quire_radix *radix, int32_t page, struct quire_error *why_out) {
   const struct node *node = &radix->nodes[page];
   const struct row *row = row_of(radix, page);
-  uint64_t above_key = root_key(radix, radix->roots[page]);
+  uint64_t above_key = root_key(radix, node->root);
   if (node->parent != NOWHERE) {
     const struct node *above = &radix->nodes[node->parent];
-    if (!above->in_tree || !quire_hash128_equal(radix->roots[page], radix->roots[node->parent])) {
+    if (!above->in_tree || !quire_hash128_equal(node->root, above->root)) {
       return fault(why_out, "the parent is not in the tree, or of another root", page);
-    }
-    if (above->used < node->used) {
-      return fault(why_out, "used after its parent", page);
     }
     if (node->held && !above->held) {
       return fault(why_out, "held below one that is not", page);
     }
-    above_key = row_of(radix, node->parent)->key;
+    above_key = above->key;
   }
-  if (row->parent != node->parent || row->key != page_key(radix, above_key, row->tokens) ||
-      find(radix, radix->roots[page], node->parent, row->key, row->tokens) != page) {
+  if (row->parent != node->parent || row->key != node->key || row->place != node->place ||
+      row->key != page_key(radix, above_key, row->tokens) ||
+      find(radix, node->root, node->parent, row->key, row->tokens) != page) {
     return fault(why_out, "not found under its own tokens", page);
   }
   for (int32_t child = node->first_child, prev = NOWHERE; child != NOWHERE; child = radix->nodes[child].next) {
@@ -633,12 +640,15 @@ static bool check_heaps(const struct quire_radix *radix, struct quire_error *why
   for (int32_t s = 0; s < radix->geometry.storage_ranks; s++) {
     const struct heap *heap = &radix->heaps[s];
     for (int32_t i = 0; i < heap->count; i++) {
-      int32_t page = heap->pages[i];
+      int32_t page = heap->leaves[i].page;
       if (quire_page_owner(&radix->geometry, (quire_page){page}).v != s || radix->nodes[page].heap_at != i ||
           !evictable(&radix->nodes[page])) {
         return fault(why_out, "in a heap where it should not be", page);
       }
-      if (i > 0 && older(radix, page, heap->pages[(i - 1) / 2])) {
+      if (heap->leaves[i].used != radix->nodes[page].used || radix->nodes[page].used > radix->clock) {
+        return fault(why_out, "a leaf stands in its heap with another time than its own", page);
+      }
+      if (i > 0 && older(heap->leaves[i], heap->leaves[(i - 1) / 2])) {
         return fault(why_out, "a heap out of order", page);
       }
     }
@@ -649,7 +659,7 @@ static bool check_heaps(const struct quire_radix *radix, struct quire_error *why
 static bool check_hints(const struct quire_radix *radix, struct quire_error *why_out) {
   for (uint64_t i = 0; i < (radix->line_mask + 1) * HINTS; i++) {
     const int32_t page = radix->hints[i];
-    if (page != NOWHERE && (!radix->nodes[page].in_tree || row_of(radix, page)->place != i)) {
+    if (page != NOWHERE && (!radix->nodes[page].in_tree || radix->nodes[page].place != i)) {
       return fault(why_out, "a hint leads to a page that has left, or has another place", page);
     }
   }
@@ -698,7 +708,7 @@ struct quire_hash128 quire_radix_digest(const struct quire_radix *radix) {
     }
     int64_t head[4] = {page, node->parent, node->held, (int64_t)node->used};
     quire_hash128_add(&stream, head, sizeof head);
-    quire_hash128_add(&stream, &radix->roots[page], sizeof radix->roots[page]);
+    quire_hash128_add(&stream, &node->root, sizeof node->root);
     quire_hash128_add(&stream, row_of(radix, page)->tokens, (size_t)radix->geometry.page_tokens * sizeof(int32_t));
   }
   return quire_hash128_end(&stream);

@@ -70,12 +70,13 @@ void quire_radix_keys(const struct quire_radix *radix, const struct quire_radix_
 int32_t quire_radix_match_keys(const struct quire_radix *radix, const struct quire_radix_chain *chain,
                                const uint64_t *keys, quire_page *pages_out);
 
-/* A page and all above it are the most recently used. */
+/* A page is the most recently used, and so is all above it: a page is as recently used as it or anything that is or was
+ * below it. */
 void quire_radix_touch(struct quire_radix *radix, quire_page page);
 
-/* Adds `page` with the page_tokens tokens at `tokens` below `parent` (QUIRE_PAGE_NONE: below root), not held, as
- * recently used as its parent: whoever adds a chain touches its last page once. If that content is there already the
- * tree stays as it is: returns the page it has, else `page`. */
+/* Adds `page` with the page_tokens tokens at `tokens` below `parent` (QUIRE_PAGE_NONE: below root), not held and
+ * never used: whoever adds a chain touches its last page once. If that content is there already the tree stays as it
+ * is: returns the page it has, else `page`. */
 quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 root, quire_page parent, quire_page page,
                               const int32_t *tokens);
 
@@ -101,7 +102,7 @@ quire_page quire_radix_parent(const struct quire_radix *radix, quire_page page);
 int32_t quire_radix_count(const struct quire_radix *radix);
 
 /* Recomputes the structure: every page reachable once, found by its hash, leaves not held in their heap and no others,
- * held pages under held pages, a parent no older than its children. False with the first fault in why_out (may be
+ * held pages under held pages. False with the first fault in why_out (may be
  * NULL). */
 bool quire_radix_check(const struct quire_radix *radix, struct quire_error *why_out);
 /* Digest of content, users and times of use; brothers may have come in any order. */

@@ -149,7 +149,6 @@ static void insert_step(struct model *m, uint64_t *rng) {
   struct entry *e = &m->entries[fresh];
   *e = (struct entry){.in_tree = true, .root = root, .parent = above, .depth = depth};
   memcpy(e->tokens, tokens, (size_t)depth * PAGE_TOKENS * sizeof *tokens);
-  e->used = above == QUIRE_PAGE_NONE ? ++m->clock : m->entries[above].used;
 }
 
 /* Somebody begins to use a page and all above it, or ends. */
