@@ -41,7 +41,7 @@ struct quire_cache {
   struct quire_pool *pool;
   struct quire_radix *radix;
   struct request *requests;      /* by table of the pool */
-  quire_page *matched;           /* [request_pages_max], scratch of one call */
+  quire_page *matched;           /* [request_pages_max] pages of the tree, scratch of one call */
   struct open_command *commands; /* by page */
   int32_t *queue;                /* [pages], ring of pages whose command nobody has taken */
   int32_t queue_first;
@@ -466,18 +466,23 @@ int32_t quire_cache_request_rematch(struct quire_cache *cache, quire_cache_reque
   return won * page_tokens;
 }
 
-/* Puts the page that was just sealed, the table's `request->sealed`-th, into the tree. */
-static void insert_sealed(struct quire_cache *cache, const struct request *request, quire_table_id table,
-                          const int32_t *page_tokens) {
-  quire_page page = quire_pool_table_pages(cache->pool, table, NULL)[request->sealed];
+/* Puts the pages that were just sealed, the table's from `request->sealed` to `whole`, into the tree. */
+static void insert_sealed(struct quire_cache *cache, const struct request *request, quire_table_id table, int32_t whole,
+                          const int32_t *tokens) {
+  const quire_page *pages = quire_pool_table_pages(cache->pool, table, NULL);
   quire_page above = tree_page(cache, table, request->sealed);
-  quire_page there = quire_radix_insert(cache->radix, request->root, above, page, page_tokens);
-  if (there.v == page.v) {
-    quire_pool_cache(cache->pool, page);
-    cache->inserted_pages++;
-  } else { /* holding the tree's page too keeps what this request will hang below it reachable */
-    quire_pool_table_shadow(cache->pool, table, request->sealed, there);
-    cache->duplicate_pages++;
+  struct quire_radix_chain chain = {request->root, tokens + (int64_t)request->sealed * cache->geometry.page_tokens,
+                                    whole - request->sealed};
+  quire_radix_insert_chain(cache->radix, above, &chain, pages + request->sealed, cache->matched);
+  for (int32_t i = request->sealed; i < whole; i++) {
+    quire_page there = cache->matched[i - request->sealed];
+    if (there.v == pages[i].v) {
+      quire_pool_cache(cache->pool, pages[i]);
+      cache->inserted_pages++;
+    } else { /* holding the tree's page too keeps what this request will hang below it reachable */
+      quire_pool_table_shadow(cache->pool, table, i, there);
+      cache->duplicate_pages++;
+    }
   }
 }
 
@@ -495,16 +500,16 @@ enum quire_status quire_cache_request_commit(struct quire_cache *cache, quire_ca
                            request->tokens, count);
   }
   request->detached = !attached(cache, request, table);
-  int32_t whole = tokens_written / page_tokens;
-  bool grows = request->sealed < whole;
-  for (; request->sealed < whole; request->sealed++) {
-    quire_pool_table_seal(cache->pool, table, request->sealed);
-    if (!request->detached) {
-      insert_sealed(cache, request, table, tokens + (int64_t)request->sealed * page_tokens);
-    }
-  }
   request->tokens = tokens_written;
-  if (grows) {
+  int32_t whole = tokens_written / page_tokens;
+  if (request->sealed < whole) {
+    for (int32_t i = request->sealed; i < whole; i++) {
+      quire_pool_table_seal(cache->pool, table, i);
+    }
+    if (!request->detached) {
+      insert_sealed(cache, request, table, whole, tokens);
+    }
+    request->sealed = whole;
     touch(cache, request, table);
   }
   QUIRE_EXPENSIVE(quire_cache_check(cache, NULL));

@@ -449,39 +449,75 @@ static void link_below(struct quire_radix *radix, int32_t parent, int32_t page) 
   settle(radix, parent);
 }
 
-quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 root, quire_page parent, quire_page page,
-                              const int32_t *tokens) {
+/* As quire_radix_insert, its key known. */
+static quire_page insert_keyed(struct quire_radix *radix, struct quire_hash128 root, int32_t parent, quire_page page,
+                               const int32_t *tokens, uint64_t key) {
   struct node *node = node_of(radix, page);
-  const struct node *above = parent.v == QUIRE_PAGE_NONE ? NULL : member(radix, parent);
   QUIRE_ASSERT(!node->in_tree);
-  uint64_t key = page_key(radix, above == NULL ? root_key(radix, root) : above->key, tokens);
-  int32_t there = find(radix, root, above == NULL ? NOWHERE : parent.v, key, tokens);
+  int32_t there = find(radix, root, parent, key, tokens);
   if (there != NOWHERE) {
     return (quire_page){there};
   }
   *node = (struct node){
       .key = key,
       .root = root,
-      .parent = above == NULL ? NOWHERE : parent.v,
+      .parent = parent,
       .first_child = NOWHERE,
       .next = NOWHERE,
       .prev = NOWHERE,
       .heap_at = NOWHERE,
-      .place = place_below(radix, above == NULL, above == NULL ? 0 : above->place, key),
+      .place = place_below(radix, parent == NOWHERE, parent == NOWHERE ? 0 : radix->nodes[parent].place, key),
       .in_tree = true,
   };
-  if (above != NULL) {
-    link_below(radix, parent.v, page.v);
+  if (parent != NOWHERE) {
+    link_below(radix, parent, page.v);
   }
   struct row *row = row_of(radix, page.v);
   row->key = key;
-  row->parent = node->parent;
+  row->parent = parent;
   row->place = node->place;
   memcpy(row->tokens, tokens, (size_t)radix->geometry.page_tokens * sizeof *tokens);
   table_add(radix, page.v);
   radix->count++;
   settle(radix, page.v);
   return page;
+}
+
+/* Keys of a block's pages below `above`; where they will be looked for is on its way when they are. */
+static void expect_block(const struct quire_radix *radix, uint64_t above, const int32_t *tokens, int32_t count,
+                         uint64_t *keys_out) {
+  for (int32_t i = 0; i < count; i++) {
+    above = page_key(radix, above, tokens + (int64_t)i * radix->geometry.page_tokens);
+    keys_out[i] = above;
+    __builtin_prefetch(&radix->slots[tag_of(above) & radix->slot_mask], 1);
+  }
+}
+
+void quire_radix_insert_chain(struct quire_radix *radix, quire_page parent, const struct quire_radix_chain *chain,
+                              const quire_page *pages, quire_page *there_out) {
+  const int32_t page_tokens = radix->geometry.page_tokens;
+  int32_t above = parent.v == QUIRE_PAGE_NONE ? NOWHERE : parent.v;
+  uint64_t key = above == NOWHERE ? root_key(radix, chain->root) : member(radix, parent)->key;
+  for (int32_t done = 0; done < chain->pages; done += BLOCK) {
+    const int32_t count = chain->pages - done < BLOCK ? chain->pages - done : BLOCK;
+    const int32_t *tokens = chain->tokens + (int64_t)done * page_tokens;
+    uint64_t keys[BLOCK];
+    expect_block(radix, key, tokens, count, keys);
+    for (int32_t i = 0; i < count; i++) {
+      there_out[done + i] =
+          insert_keyed(radix, chain->root, above, pages[done + i], tokens + (int64_t)i * page_tokens, keys[i]);
+      above = there_out[done + i].v;
+    }
+    key = keys[count - 1];
+  }
+}
+
+quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 root, quire_page parent, quire_page page,
+                              const int32_t *tokens) {
+  struct quire_radix_chain chain = {root, tokens, 1};
+  quire_page there;
+  quire_radix_insert_chain(radix, parent, &chain, &page, &there);
+  return there;
 }
 
 void quire_radix_hold(struct quire_radix *radix, quire_page page, bool held) {

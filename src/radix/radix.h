@@ -79,6 +79,10 @@ void quire_radix_touch(struct quire_radix *radix, quire_page page);
  * is: returns the page it has, else `page`. */
 quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 root, quire_page parent, quire_page page,
                               const int32_t *tokens);
+/* Inserts a chain's pages below `parent`, one below the other: pages[chain->pages]; there_out[chain->pages] is what
+ * quire_radix_insert answers for each, and what the next one hangs below. */
+void quire_radix_insert_chain(struct quire_radix *radix, quire_page parent, const struct quire_radix_chain *chain,
+                              const quire_page *pages, quire_page *there_out);
 
 /* A page in the tree is in use, or no longer. Held pages are not evicted. */
 void quire_radix_hold(struct quire_radix *radix, quire_page page, bool held);

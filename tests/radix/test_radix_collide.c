@@ -9,6 +9,7 @@
 #define quire_radix_match_keys collide_radix_match_keys
 #define quire_radix_touch collide_radix_touch
 #define quire_radix_insert collide_radix_insert
+#define quire_radix_insert_chain collide_radix_insert_chain
 #define quire_radix_hold collide_radix_hold
 #define quire_radix_held collide_radix_held
 #define quire_radix_evict collide_radix_evict
