@@ -91,13 +91,13 @@ static bool leads(const struct engine_request *leader, int32_t pages) {
 
 /* Does a running prefill compute pages this request could take? Remembers which. */
 static bool has_leader(struct quire_engine *engine, struct engine_request *r) {
-  if (r->no_match || r->match_max > 0 || r->count <= engine->geometry.page_tokens) {
+  if (r->no_match || r->cold->match_max > 0 || r->count <= engine->geometry.page_tokens) {
     return false;
   }
-  if (leads(quire_engine_find(engine, r->leader), r->leader_pages)) {
+  if (leads(quire_engine_find(engine, r->cold->leader), r->cold->leader_pages)) {
     return true;
   }
-  r->leader = 0;
+  r->cold->leader = 0;
   int32_t prefills = engine->states[QUIRE_SCHED_PREFILL];
   for (int32_t i = 0; i < engine->running_count && prefills > 0; i++) {
     const struct engine_request *other = &engine->requests[engine->running[i]];
@@ -105,13 +105,13 @@ static bool has_leader(struct quire_engine *engine, struct engine_request *r) {
       continue;
     }
     prefills--;
-    if (!quire_hash128_equal(other->root, r->root)) {
+    if (!quire_hash128_equal(other->cold->root, r->cold->root)) {
       continue;
     }
     int32_t pages = common_pages(engine, r, other);
     if (leads(other, pages)) {
-      r->leader = other->id;
-      r->leader_pages = pages;
+      r->cold->leader = other->id;
+      r->cold->leader_pages = pages;
       return true;
     }
   }
@@ -122,10 +122,10 @@ static int32_t follow_ticks(struct quire_engine *engine, struct engine_request *
   if (!has_leader(engine, r)) {
     return -1;
   }
-  if (r->follow_tick == 0) {
-    r->follow_tick = (uint64_t)engine->stats.ticks;
+  if (r->cold->follow_tick == 0) {
+    r->cold->follow_tick = (uint64_t)engine->stats.ticks;
   }
-  uint64_t ticks = (uint64_t)engine->stats.ticks - r->follow_tick;
+  uint64_t ticks = (uint64_t)engine->stats.ticks - r->cold->follow_tick;
   return ticks < INT32_MAX ? (int32_t)ticks : INT32_MAX;
 }
 
@@ -142,16 +142,16 @@ static int32_t pages_needed(struct quire_engine *engine, struct engine_request *
     return pages;
   }
   uint64_t now = (uint64_t)engine->stats.ticks;
-  if (r->shared_tick == 0 || now - r->shared_tick >= RETRY_TICKS) {
-    r->shared_tick = now;
-    r->shared = quire_cache_match_below(engine->cache, r->root, r->tokens, r->count);
+  if (r->cold->shared_tick == 0 || now - r->cold->shared_tick >= RETRY_TICKS) {
+    r->cold->shared_tick = now;
+    r->cold->shared = quire_cache_match_below(engine->cache, r->cold->root, r->tokens, r->count);
   }
-  return pages - r->shared;
+  return pages - r->cold->shared;
 }
 
 static bool is_refused(const struct quire_engine *engine, const struct engine_request *r, int32_t available) {
-  return r->refused_available >= 0 && available <= r->refused_available &&
-         (uint64_t)engine->stats.ticks - r->refused_tick < RETRY_TICKS;
+  return r->cold->refused_available >= 0 && available <= r->cold->refused_available &&
+         (uint64_t)engine->stats.ticks - r->cold->refused_tick < RETRY_TICKS;
 }
 
 /* The first in order of both queues, merged. Returns their number. */
@@ -182,10 +182,10 @@ static int32_t collect(struct quire_engine *engine, int32_t available) {
     engine->waiting[count++] = (struct quire_sched_waiting){
         .order = r->order,
         .priority = r->priority,
-        .left = r->count - r->shared * engine->geometry.page_tokens,
+        .left = r->count - r->cold->shared * engine->geometry.page_tokens,
         .pages = pages,
         .follow_ticks = follow_ticks(engine, r),
-        .bypassed = r->bypassed,
+        .bypassed = r->cold->bypassed,
         .refused = is_refused(engine, r, available),
     };
   }
@@ -203,14 +203,15 @@ static void preempt(struct quire_engine *engine, struct engine_request *r) {
   r->home = -1;
   r->carry_rank = -1;
   r->listed = -1;
+  r->told = false;
   r->computed = 0;
   r->paged = 0;
   r->sealed = 0;
   r->pages = 0;
   r->announced = 0;
-  r->refused_available = ENGINE_NONE;
-  r->shared_tick = 0;
-  r->shared = 0;
+  r->cold->refused_available = ENGINE_NONE;
+  r->cold->shared_tick = 0;
+  r->cold->shared = 0;
   engine->stats.preempted++;
   quire_engine_set_state(engine, r, QUIRE_SCHED_WAITING);
   quire_engine_enqueue(engine, r);
@@ -234,12 +235,12 @@ static void enter(struct quire_engine *engine, struct engine_request *r, quire_c
   r->paged = r->computed;
   r->sealed = r->computed / engine->geometry.page_tokens;
   quire_cache_request_pages(engine->cache, handle, &r->pages);
-  r->bypassed = 0;
-  r->follow_tick = 0;
-  r->leader = 0;
-  if (!r->admitted) {
-    r->admitted = true;
-    r->admitted_ns = engine->now_ns;
+  r->cold->bypassed = 0;
+  r->cold->follow_tick = 0;
+  r->cold->leader = 0;
+  if (!r->cold->admitted) {
+    r->cold->admitted = true;
+    r->cold->admitted_ns = engine->now_ns;
     r->cached = r->computed;
     engine->stats.prompt_tokens += r->prompt;
     engine->stats.cached_tokens += r->cached;
@@ -259,8 +260,8 @@ static bool admit_one(struct quire_engine *engine, struct engine_request *r) {
       .tokens_count = r->count,
       .reserve_tokens = reserve_of(engine, r),
       .no_match = r->no_match,
-      .match_max = r->match_max,
-      .root = &r->root,
+      .match_max = r->cold->match_max,
+      .root = &r->cold->root,
   };
   quire_cache_request handle;
   enum quire_status status = quire_cache_request_begin(engine->cache, &fill, &handle, NULL);
@@ -269,11 +270,11 @@ static bool admit_one(struct quire_engine *engine, struct engine_request *r) {
     return true;
   }
   if (status == QUIRE_ERR_AGAIN) {
-    r->refused_available = quire_cache_available(engine->cache);
-    r->refused_tick = (uint64_t)engine->stats.ticks;
+    r->cold->refused_available = quire_cache_available(engine->cache);
+    r->cold->refused_tick = (uint64_t)engine->stats.ticks;
     return false;
   }
-  status = quire_cache_request_begin(engine->cache, &fill, &handle, &r->error);
+  status = quire_cache_request_begin(engine->cache, &fill, &handle, &r->cold->error);
   QUIRE_ASSERT(status != QUIRE_OK);
   quire_engine_fail(engine, r);
   return true;
@@ -283,7 +284,7 @@ static bool admit_one(struct quire_engine *engine, struct engine_request *r) {
 static void count_bypassed(struct quire_engine *engine, int32_t last) {
   for (int32_t i = 0; i < last; i++) {
     struct engine_request *r = &engine->requests[engine->candidates[i]];
-    r->bypassed += r->state == QUIRE_SCHED_WAITING && r->leader == 0;
+    r->cold->bypassed += r->state == QUIRE_SCHED_WAITING && r->cold->leader == 0;
   }
 }
 

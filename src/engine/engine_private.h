@@ -21,7 +21,29 @@ extern "C" {
 #define ENGINE_SLOTS_MAX (1 << ENGINE_SLOT_BITS)
 #define ENGINE_NONE (-1)
 
-/* A request. The first three cache lines are what a decode step touches.
+/* What of a request a decode step does not touch. */
+struct engine_cold {
+  struct quire_sampling sampling; /* its bias list is the slot's own */
+  struct quire_step_row *rows;
+  struct quire_top *row_tops;
+  int32_t stops[QUIRE_ENGINE_STOPS_MAX];
+  uint64_t deadline_ns;
+  struct quire_hash128 root;
+  int32_t match_max;         /* tokens it may find in the cache; 0: as many as there are */
+  bool admitted;             /* once at least */
+  uint64_t admitted_ns;      /* in the tick that began then */
+  int32_t refused_available; /* pages there were when it got none, or -1 */
+  uint64_t refused_tick;
+  int32_t shared;       /* whole pages it would find, when that was last looked up */
+  uint64_t shared_tick; /* 0: never */
+  uint64_t leader;      /* request that computes its prefix, 0: none */
+  int32_t leader_pages;
+  uint64_t follow_tick; /* since when it waits for others, 0: it does not */
+  int32_t bypassed;
+  struct quire_error error; /* what it failed with */
+};
+
+/* A request: two cache lines, which are what a decode step touches.
  *
  *   computed   rows computed so far; the next step computes from here
  *   paged      rows that lie in their pages behind a fence; prefill: = computed, decode: one step behind, since the row
@@ -36,8 +58,7 @@ struct engine_request {
   int32_t pages;     /* of the page table */
   int32_t announced; /* of these, known to the ranks */
   int32_t end_max;   /* count at which the answer is complete */
-  int32_t new_min;
-  uint8_t state; /* enum quire_sched_state */
+  uint8_t state;     /* enum quire_sched_state */
   uint8_t finish;
   bool cancelled; /* or to be stopped: in the list of marked */
   bool stopping;
@@ -45,36 +66,22 @@ struct engine_request {
   bool paused, hold, no_match;
   int8_t home;       /* rank of its decode rows, or -1 */
   int8_t carry_rank; /* holds the hidden state of computed - 1, or -1 */
-  int32_t stop_count;
-  int32_t run; /* index in running, or -1 */
-  int32_t flags;
-  int32_t listed; /* position up to which the ranks have the list of the penalties; -1: nothing of it */
-  int32_t cached; /* prompt tokens found at the first admission */
+  bool plain;        /* it always draws in the same way (quire_step_draws_plainly) */
+  bool told;         /* and the ranks know how */
+  int32_t run;       /* index in running, or -1 */
   quire_cache_request handle;
   uint64_t id, tag;
-  struct quire_sampling sampling; /* its bias list is the slot's own */
-
-  struct quire_step_row *rows;
-  struct quire_top *row_tops;
-  int32_t stops[QUIRE_ENGINE_STOPS_MAX];
+  struct engine_cold *cold;
+  int32_t cached; /* prompt tokens found at the first admission */
+  int32_t stop_count;
+  int32_t new_min;
+  int32_t flags;
+  int32_t listed;         /* position up to which the ranks have the list of the penalties; -1: nothing of it */
+  int32_t next, previous; /* in its queue; next also in the free list */
   int32_t priority;
   uint64_t order;
-  uint64_t deadline_ns;
-  struct quire_hash128 root;
-  int32_t match_max;         /* tokens it may find in the cache; 0: as many as there are */
-  bool admitted;             /* once at least */
-  uint64_t admitted_ns;      /* in the tick that began then */
-  int32_t refused_available; /* pages there were when it got none, or -1 */
-  uint64_t refused_tick;
-  int32_t shared;       /* whole pages it would find, when that was last looked up */
-  uint64_t shared_tick; /* 0: never */
-  uint64_t leader;      /* request that computes its prefix, 0: none */
-  int32_t leader_pages;
-  uint64_t follow_tick; /* since when it waits for others, 0: it does not */
-  int32_t bypassed;
-  int32_t next, previous;   /* in its queue; next also in the free list */
-  struct quire_error error; /* what it failed with */
 };
+static_assert(sizeof(struct engine_request) == 128, "a request of two lines");
 
 /* A queue of waiting requests in order (sched.h). */
 struct engine_queue {
@@ -97,6 +104,7 @@ struct quire_engine {
 
   int32_t slots, running_max;
   struct engine_request *requests; /* [slots] */
+  struct engine_cold *colds;       /* [slots] */
   int32_t free_slot;               /* list */
   int32_t ended_first;             /* list of slots that are free at the next tick */
   struct quire_bias *biases;       /* [slots][QUIRE_BIAS_MAX] */

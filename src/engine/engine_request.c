@@ -13,6 +13,7 @@ size_t quire_engine_carve(struct quire_engine *engine) {
   int64_t tokens_each = ((int64_t)engine->config.ctx_tokens + 1 + 15) & ~(int64_t)15;
   engine->events_max = 2 * (engine->running_max + engine->slots);
   engine->requests = quire_carve(&carve, engine->slots, sizeof *engine->requests);
+  engine->colds = quire_carve(&carve, engine->slots, sizeof *engine->colds);
   engine->biases = quire_carve(&carve, engine->slots * (int64_t)QUIRE_BIAS_MAX, sizeof *engine->biases);
   engine->marked = quire_carve(&carve, engine->slots, sizeof *engine->marked);
   engine->running = quire_carve(&carve, engine->running_max, sizeof *engine->running);
@@ -27,6 +28,7 @@ size_t quire_engine_carve(struct quire_engine *engine) {
   int32_t *tokens = quire_carve(&carve, engine->slots * tokens_each, sizeof *tokens);
   for (int32_t i = 0; tokens != NULL && i < engine->slots; i++) {
     engine->requests[i].tokens = tokens + i * tokens_each;
+    engine->requests[i].cold = &engine->colds[i];
   }
   return carve.used;
 }
@@ -149,9 +151,9 @@ struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const 
   event->prefilled = r->computed < r->prompt ? r->computed : r->prompt;
   event->cached = r->cached;
   /* of tokens in the middle it would cost a cache line */
-  event->admitted_ns = kind != QUIRE_EVENT_TOKEN || r->count == r->prompt ? r->admitted_ns : 0;
+  event->admitted_ns = kind != QUIRE_EVENT_TOKEN || r->count == r->prompt ? r->cold->admitted_ns : 0;
   event->finish = (enum quire_finish)r->finish;
-  event->status = kind == QUIRE_EVENT_FAILED ? r->error.status : QUIRE_OK;
+  event->status = kind == QUIRE_EVENT_FAILED ? r->cold->error.status : QUIRE_OK;
   return event;
 }
 
@@ -188,7 +190,7 @@ void quire_engine_retire(struct quire_engine *engine, struct engine_request *r) 
 
 void quire_engine_fail(struct quire_engine *engine, struct engine_request *r) {
   if (!r->ended) {
-    bool cancelled = r->error.status == QUIRE_ERR_CANCELLED;
+    bool cancelled = r->cold->error.status == QUIRE_ERR_CANCELLED;
     engine->stats.cancelled += cancelled;
     engine->stats.failed += !cancelled;
     r->ended = true;
@@ -203,7 +205,7 @@ const struct quire_error *quire_engine_error(const struct quire_engine *engine, 
     return NULL;
   }
   const struct engine_request *r = &engine->requests[slot];
-  return r->error.status != QUIRE_OK ? &r->error : NULL;
+  return r->cold->error.status != QUIRE_OK ? &r->cold->error : NULL;
 }
 
 /* --- what is asked --- */
@@ -243,6 +245,7 @@ static void fill_slot(struct quire_engine *engine, struct engine_request *r,
   int32_t *tokens = r->tokens;
   int32_t slot = slot_of(engine, r), start = request->sampling.prompt_logprobs_start;
   struct quire_bias *bias = engine->biases + (int64_t)slot * QUIRE_BIAS_MAX;
+  struct engine_cold *cold = r->cold;
   memcpy(tokens, request->tokens, (size_t)request->count * sizeof *tokens);
   *r = (struct engine_request){
       .tokens = tokens,
@@ -252,7 +255,6 @@ static void fill_slot(struct quire_engine *engine, struct engine_request *r,
       .new_min = request->new_min,
       .hold = request->hold,
       .no_match = request->no_match || (request->sampling.prompt_logprobs && start <= 1),
-      .match_max = request->sampling.prompt_logprobs && start > 1 ? start - 1 : 0,
       .home = -1,
       .carry_rank = -1,
       .stop_count = request->stop_count,
@@ -261,23 +263,28 @@ static void fill_slot(struct quire_engine *engine, struct engine_request *r,
       .listed = -1,
       .id = ++engine->serial << ENGINE_SLOT_BITS | (uint64_t)slot,
       .tag = request->tag,
+      .cold = cold,
+      .plain = quire_step_draws_plainly(&request->sampling),
+      .priority = request->priority,
+      .order = ++engine->order,
+  };
+  *cold = (struct engine_cold){
       .sampling = request->sampling,
       .rows = request->rows,
       .row_tops = request->row_tops,
-      .priority = request->priority,
-      .order = ++engine->order,
+      .match_max = request->sampling.prompt_logprobs && start > 1 ? start - 1 : 0,
       .deadline_ns = request->deadline_ns,
       .refused_available = ENGINE_NONE,
   };
-  r->sampling.bias = bias;
+  r->cold->sampling.bias = bias;
   if (request->sampling.bias_count > 0) {
     memcpy(bias, request->sampling.bias, (size_t)request->sampling.bias_count * sizeof *bias);
   }
   if (request->stop_count > 0) {
-    memcpy(r->stops, request->stops, (size_t)request->stop_count * sizeof *r->stops);
+    memcpy(r->cold->stops, request->stops, (size_t)request->stop_count * sizeof *r->cold->stops);
   }
-  if (r->deadline_ns != 0 && r->deadline_ns < engine->deadline_next) {
-    engine->deadline_next = r->deadline_ns;
+  if (r->cold->deadline_ns != 0 && r->cold->deadline_ns < engine->deadline_next) {
+    engine->deadline_next = r->cold->deadline_ns;
   }
 }
 
@@ -308,7 +315,7 @@ enum quire_status quire_engine_submit(struct quire_engine *engine, const struct 
   struct engine_request *r = &engine->requests[engine->free_slot];
   engine->free_slot = r->next;
   fill_slot(engine, r, request);
-  r->root = root;
+  r->cold->root = root;
   engine->stats.submitted++;
   quire_engine_set_state(engine, r, QUIRE_SCHED_WAITING);
   quire_engine_enqueue(engine, r);
@@ -368,7 +375,7 @@ static void end_marked(struct quire_engine *engine) {
       continue; /* it ended by itself */
     }
     if (r->cancelled) {
-      quire_error_set(&r->error, QUIRE_ERR_CANCELLED, "request", "cancelled");
+      quire_error_set(&r->cold->error, QUIRE_ERR_CANCELLED, "request", "cancelled");
       quire_engine_fail(engine, r);
     } else if (!r->ended) {
       quire_engine_complete(engine, r, QUIRE_FINISH_STOP);
@@ -383,15 +390,16 @@ static void end_late(struct quire_engine *engine, uint64_t now_ns) {
   engine->deadline_next = UINT64_MAX;
   for (int32_t i = 0; i < engine->slots; i++) {
     struct engine_request *r = &engine->requests[i];
-    if (r->state == QUIRE_SCHED_FREE || r->ended || r->deadline_ns == 0) {
+    if (r->state == QUIRE_SCHED_FREE || r->ended || r->cold->deadline_ns == 0) {
       continue;
     }
-    if (r->deadline_ns <= now_ns) {
-      quire_error_set(&r->error, QUIRE_ERR_REQUEST, "request", "not done before its deadline: %d of %d tokens drawn",
-                      r->count - r->prompt, r->end_max - r->prompt);
+    if (r->cold->deadline_ns <= now_ns) {
+      quire_error_set(&r->cold->error, QUIRE_ERR_REQUEST, "request",
+                      "not done before its deadline: %d of %d tokens drawn", r->count - r->prompt,
+                      r->end_max - r->prompt);
       quire_engine_fail(engine, r);
-    } else if (r->deadline_ns < engine->deadline_next) {
-      engine->deadline_next = r->deadline_ns;
+    } else if (r->cold->deadline_ns < engine->deadline_next) {
+      engine->deadline_next = r->cold->deadline_ns;
     }
   }
 }

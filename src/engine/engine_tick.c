@@ -6,19 +6,18 @@
 
 /* Requests lie apart in memory: those of the next entries are fetched while one is worked on, and where they point to
  * when they are there. */
-#define AHEAD 8
-#define AHEAD_TOKENS 4
+#define AHEAD 16
+#define AHEAD_TOKENS 8
 
 static void fetch(const struct quire_engine *engine, int32_t slot) {
   const uint8_t *r = (const uint8_t *)&engine->requests[slot];
-  __builtin_prefetch(r);
-  __builtin_prefetch(r + 64);
-  __builtin_prefetch(r + 128);
+  __builtin_prefetch(r, 1);
+  __builtin_prefetch(r + 64, 1);
 }
 
 static void fetch_tokens(const struct quire_engine *engine, int32_t slot) {
   const struct engine_request *r = &engine->requests[slot];
-  __builtin_prefetch(r->tokens + r->computed);
+  __builtin_prefetch(r->tokens + r->computed, 1);
 }
 
 /* --- decision to plan --- */
@@ -71,16 +70,17 @@ static int32_t choose_home(const struct quire_engine *engine, const struct engin
   return home;
 }
 
-static struct quire_step_entry decode_entry(struct quire_engine *engine, struct engine_request *r, int32_t rows,
-                                            int32_t *recomputed) {
+static void find_home(struct quire_engine *engine, struct engine_request *r, int32_t recomputed) {
+  bool moves = engine->parts.draft_layers == 0 || recomputed < engine->limits.prefills_max;
+  r->home = (int8_t)(moves ? choose_home(engine, r) : r->carry_rank);
+  engine->homes[r->home]++;
+}
+
+static struct quire_step_entry decode_entry(const struct quire_engine *engine, const struct engine_request *r,
+                                            int32_t rows) {
   struct quire_step_entry entry = base_entry(engine, r, r->computed + rows);
   entry.kind = QUIRE_ENTRY_DECODE;
   entry.flags = rows > 0 ? QUIRE_ENTRY_SAMPLE : 0;
-  if (r->home < 0) {
-    bool moves = engine->parts.draft_layers == 0 || *recomputed < engine->limits.prefills_max;
-    r->home = (int8_t)(moves ? choose_home(engine, r) : r->carry_rank);
-    engine->homes[r->home]++;
-  }
   entry.home = r->home;
   if (r->computed > r->paged) {
     entry.commit_rank = r->home;
@@ -91,10 +91,11 @@ static struct quire_step_entry decode_entry(struct quire_engine *engine, struct 
     bool here = r->carry_rank == r->home;
     entry.carry_rank = here ? r->carry_rank : -1;
     entry.recompute_rank = here ? -1 : r->home;
-    *recomputed += !here;
   }
   return entry;
 }
+
+static int32_t bans_of(const struct engine_request *r) { return r->count - r->prompt < r->new_min ? r->stop_count : 0; }
 
 /* False: it does not fit beside the others, and has its turn in a later step. */
 static bool add_entry(struct quire_engine *engine, struct engine_request *r, const struct quire_step_entry *entry) {
@@ -106,16 +107,70 @@ static bool add_entry(struct quire_engine *engine, struct engine_request *r, con
     return quire_step_plan_add(engine->plan, &engine->step.limits, entry, NULL, appended);
   }
   struct quire_step_draw draw = {
-      .sampling = &r->sampling,
+      .sampling = &r->cold->sampling,
       .tokens = r->tokens,
       .prompt_end = r->prompt,
-      .bans = r->stops,
-      .ban_count = r->count - r->prompt < r->new_min ? r->stop_count : 0,
+      .bans = r->cold->stops,
+      .ban_count = bans_of(r),
       .listed = r->listed,
   };
   bool fits = quire_step_plan_add_drawn(engine->plan, &engine->step.limits, entry, appended, &draw);
   r->listed = fits ? draw.listed : r->listed;
+  r->told = fits && r->plain && draw.ban_count == 0 && (entry->flags & QUIRE_ENTRY_SAMPLE) != 0;
   return fits;
+}
+
+/* What almost every row of a step is: the next token of a request whose way of drawing the ranks know. Its entry is
+ * written where it stays. */
+static bool add_next(struct quire_engine *engine, const struct engine_request *r) {
+  bool appends = r->computed >= r->announced * engine->geometry.page_tokens;
+  struct quire_step_room room;
+  if (!quire_step_plan_extend(engine->plan, &engine->step.limits, 2, appends, &room)) {
+    return false;
+  }
+  room.tokens[0] = r->tokens[r->computed - 1];
+  room.tokens[1] = r->tokens[r->computed];
+  if (appends) {
+    room.pages[0] = quire_cache_request_pages(engine->cache, r->handle, NULL)[r->announced];
+  }
+  bool commits = r->computed > r->paged, drafts = engine->parts.draft_layers > 0, here = r->carry_rank == r->home;
+  *room.entry = (struct quire_step_entry){
+      .request = r->handle.slot,
+      .kind = QUIRE_ENTRY_DECODE,
+      .flags = QUIRE_ENTRY_SAMPLE,
+      .begin = r->computed,
+      .end = r->computed + 1,
+      .prefix_end = r->paged,
+      .home = r->home,
+      .carry_rank = drafts && here ? r->home : -1,
+      .recompute_rank = drafts && !here ? r->home : -1,
+      .commit_rank = commits ? r->home : -1,
+      .commit_begin = commits ? r->paged : 0,
+      .commit_end = commits ? r->computed : 0,
+      .token_first = room.token_first,
+      .append_begin = r->announced,
+      .append_count = appends,
+      .append_first = room.append_first,
+      .next_token = QUIRE_TOKEN_ABSENT,
+      .sampling = -1,
+  };
+  return true;
+}
+
+static bool add_run(struct quire_engine *engine, struct engine_request *r, int32_t rows, int32_t *recomputed) {
+  if (r->state == QUIRE_SCHED_PREFILL) {
+    struct quire_step_entry entry = prefill_entry(engine, r, rows);
+    return add_entry(engine, r, &entry);
+  }
+  if (r->home < 0) {
+    find_home(engine, r, *recomputed);
+  }
+  *recomputed += engine->parts.draft_layers > 0 && rows > 0 && r->carry_rank != r->home;
+  if (rows == 1 && r->told && bans_of(r) == 0) {
+    return add_next(engine, r);
+  }
+  struct quire_step_entry entry = decode_entry(engine, r, rows);
+  return add_entry(engine, r, &entry);
 }
 
 static void build_plan(struct quire_engine *engine) {
@@ -131,10 +186,8 @@ static void build_plan(struct quire_engine *engine) {
       fetch_tokens(engine, engine->running[decision->runs[i + AHEAD_TOKENS].index]);
     }
     struct engine_request *r = &engine->requests[engine->running[run.index]];
-    struct quire_step_entry entry = r->state == QUIRE_SCHED_PREFILL ? prefill_entry(engine, r, run.rows)
-                                                                    : decode_entry(engine, r, run.rows, &recomputed);
     decision->runs[kept] = run;
-    kept += add_entry(engine, r, &entry);
+    kept += add_run(engine, r, run.rows, &recomputed);
   }
   QUIRE_ASSERT(kept > 0);
   decision->run_count = kept;
@@ -152,19 +205,19 @@ static void keep_rows(const struct quire_engine *engine, const struct engine_req
   const struct quire_step_row *rows = quire_step_ack_rows(ack, &engine->step.limits) + entry->token_first;
   int32_t first = entry->begin > 0 ? entry->begin - 1 : 0;
   for (int32_t position = entry->begin; position < entry->end && position < r->prompt; position++) {
-    r->rows[position] = rows[position - first];
+    r->cold->rows[position] = rows[position - first];
   }
   if (entry->end >=
       r->prompt) { /* what follows is no prompt: known only when it is computed again after a preemption */
-    r->rows[r->prompt - 1].logprob = 0.0f;
+    r->cold->rows[r->prompt - 1].logprob = 0.0f;
   }
   const struct quire_step_sampling *record = quire_step_entry_sampling(engine->plan, &engine->step.limits, entry);
-  if (r->row_tops == NULL || record == NULL || record->row_top_count == 0) {
+  if (r->cold->row_tops == NULL || record == NULL || record->row_top_count == 0) {
     return;
   }
   const struct quire_top *tops = quire_step_ack_tops(ack, &engine->step.limits) + record->row_top_first;
   for (int32_t position = entry->begin; position < entry->end && position < r->prompt; position++) {
-    memcpy(r->row_tops + (int64_t)position * record->row_top_count,
+    memcpy(r->cold->row_tops + (int64_t)position * record->row_top_count,
            tops + (int64_t)(position - entry->begin) * record->row_top_count,
            (size_t)record->row_top_count * sizeof *tops);
   }
@@ -172,7 +225,7 @@ static void keep_rows(const struct quire_engine *engine, const struct engine_req
 
 static bool is_stop(const struct engine_request *r, int32_t token) {
   for (int32_t i = 0; i < r->stop_count; i++) {
-    if (r->stops[i] == token) {
+    if (r->cold->stops[i] == token) {
       return true;
     }
   }
@@ -217,8 +270,8 @@ void quire_engine_complete(struct quire_engine *engine, struct engine_request *r
 static const struct quire_top *tops_of(const struct quire_engine *engine, const struct quire_step_entry *entry,
                                        struct quire_step_ack *ack, int32_t *count_out) {
   const struct quire_step_sampling *record = quire_step_entry_sampling(engine->plan, &engine->step.limits, entry);
-  *count_out = record->top_count;
-  return record->top_count == 0 ? NULL : quire_step_ack_tops(ack, &engine->step.limits) + record->top_first;
+  *count_out = record == NULL ? 0 : record->top_count;
+  return *count_out == 0 ? NULL : quire_step_ack_tops(ack, &engine->step.limits) + record->top_first;
 }
 
 /* Takes the drawn token, if there is one, and decides what comes next. */
@@ -262,7 +315,7 @@ static void settle(struct quire_engine *engine, struct engine_request *r, const 
   const struct quire_step_result *result = result_of(engine, entry, ack);
   r->announced = entry->append_begin + entry->append_count;
   if (result->nonfinite != 0) {
-    quire_error_set(&r->error, QUIRE_ERR_NONFINITE, "request",
+    quire_error_set(&r->cold->error, QUIRE_ERR_NONFINITE, "request",
                     "a key, latent or logit of positions %d to %d is not finite; the request is dropped and nothing "
                     "of it is cached from there on; if other prompts fail too, restore the checkpoint",
                     entry->begin, entry->end - 1);
@@ -277,11 +330,12 @@ static void settle(struct quire_engine *engine, struct engine_request *r, const 
   r->paged = prefill ? entry->end : entry->begin;
   *(prefill ? &engine->stats.prefill_tokens : &engine->stats.decode_tokens) += entry->end - entry->begin;
   if (prefill || r->paged >= (r->sealed + 1) * engine->geometry.page_tokens) {
-    enum quire_status status = quire_cache_request_commit(engine->cache, r->handle, r->paged, r->tokens, &r->error);
+    enum quire_status status =
+        quire_cache_request_commit(engine->cache, r->handle, r->paged, r->tokens, &r->cold->error);
     QUIRE_ASSERT(status == QUIRE_OK);
     r->sealed = r->paged / engine->geometry.page_tokens;
   }
-  if (prefill && r->rows != NULL) {
+  if (prefill && r->cold->rows != NULL) {
     keep_rows(engine, r, entry, ack);
   }
   advance(engine, r, entry, ack);
@@ -294,7 +348,7 @@ static enum quire_status fail_all(struct quire_engine *engine, const struct quir
   for (int32_t i = 0; i < engine->slots; i++) {
     struct engine_request *r = &engine->requests[i];
     if (r->state != QUIRE_SCHED_FREE && r->state != QUIRE_SCHED_HELD) {
-      r->error = *error;
+      r->cold->error = *error;
       quire_engine_fail(engine, r);
     }
   }
@@ -333,6 +387,9 @@ static enum quire_status run_plan(struct quire_engine *engine, struct quire_erro
   for (int32_t i = 0; i < count; i++) {
     if (i + AHEAD < count) {
       fetch(engine, engine->decision.runs[i + AHEAD].index);
+    }
+    if (i + AHEAD_TOKENS < count) {
+      fetch_tokens(engine, engine->decision.runs[i + AHEAD_TOKENS].index);
     }
     settle(engine, &engine->requests[engine->decision.runs[i].index], &entries[i], ack);
   }
@@ -388,7 +445,7 @@ static void end_stuck(struct quire_engine *engine) {
   if (first != NULL) {
     struct quire_cache_stats stats;
     quire_cache_stats(engine->cache, &stats);
-    quire_error_set(&first->error, QUIRE_ERR_AGAIN, "request",
+    quire_error_set(&first->cold->error, QUIRE_ERR_AGAIN, "request",
                     "%d tokens need more pages than the %d that can be had; %d of %d are lost", first->count,
                     quire_cache_available(engine->cache), stats.lost, stats.pages);
     quire_engine_fail(engine, first);

@@ -51,30 +51,46 @@ static int32_t entry_tokens(const struct quire_step_entry *entry) {
   return entry->end > entry->begin ? entry->end - first_token_position(entry) : 0;
 }
 
-bool quire_step_plan_add(struct quire_step_plan *plan, const struct quire_step_limits *limits,
-                         const struct quire_step_entry *entry, const int32_t *tokens, const quire_page *pages) {
-  int32_t count = entry_tokens(entry);
-  if (plan->entry_count >= limits->entries_max || plan->token_count + count > limits->tokens_max ||
-      plan->page_count + entry->append_count > limits->pages_max) {
+bool quire_step_plan_extend(struct quire_step_plan *plan, const struct quire_step_limits *limits, int32_t token_count,
+                            int32_t page_count, struct quire_step_room *room_out) {
+  QUIRE_ASSERT(token_count >= 0 && page_count >= 0);
+  if (plan->entry_count >= limits->entries_max || plan->token_count + token_count > limits->tokens_max ||
+      plan->page_count + page_count > limits->pages_max) {
     return false;
   }
   uint8_t *base = (uint8_t *)plan;
-  struct quire_step_entry *slot = (struct quire_step_entry *)(base + entries_offset()) + plan->entry_count;
-  *slot = *entry;
-  slot->token_first = plan->token_count;
-  slot->sampling = -1;
-  slot->append_first = plan->page_count;
+  room_out->entry = (struct quire_step_entry *)(base + entries_offset()) + plan->entry_count++;
+  room_out->tokens = (int32_t *)(base + tokens_offset(limits)) + plan->token_count;
+  room_out->pages = (quire_page *)(base + pages_offset(limits)) + plan->page_count;
+  room_out->token_first = plan->token_count;
+  room_out->append_first = plan->page_count;
+  plan->token_count += token_count;
+  plan->page_count += page_count;
+  return true;
+}
+
+bool quire_step_plan_add(struct quire_step_plan *plan, const struct quire_step_limits *limits,
+                         const struct quire_step_entry *entry, const int32_t *tokens, const quire_page *pages) {
+  struct quire_step_room room;
+  int32_t count = entry_tokens(entry);
+  if (!quire_step_plan_extend(plan, limits, count, entry->append_count, &room)) {
+    return false;
+  }
+  *room.entry = *entry;
+  room.entry->token_first = room.token_first;
+  room.entry->sampling = -1;
+  room.entry->append_first = room.append_first;
   if (count > 0) {
-    memcpy((int32_t *)(base + tokens_offset(limits)) + plan->token_count, tokens, (size_t)count * sizeof *tokens);
+    memcpy(room.tokens, tokens, (size_t)count * sizeof *tokens);
   }
   if (entry->append_count > 0) {
-    memcpy((quire_page *)(base + pages_offset(limits)) + plan->page_count, pages,
-           (size_t)entry->append_count * sizeof *pages);
+    memcpy(room.pages, pages, (size_t)entry->append_count * sizeof *pages);
   }
-  plan->entry_count++;
-  plan->token_count += count;
-  plan->page_count += entry->append_count;
   return true;
+}
+
+bool quire_step_draws_plainly(const struct quire_sampling *sampling) {
+  return !quire_sampling_penalises(sampling) && sampling->bias_count == 0 && sampling->top_logprobs == 0;
 }
 
 /* Which tokens of its list a request has to append with this entry. Rows that may be drafts stay out of it; without a
@@ -260,9 +276,8 @@ static const char *entry_fault(const struct quire_step_plan *plan, const struct 
       e->append_count < 0 || e->append_first < 0 || e->append_first + (int64_t)e->append_count > plan->page_count) {
     return "token or page list out of bounds";
   }
-  if (e->sampling < -1 || e->sampling >= plan->sampling_count ||
-      (e->sampling < 0 && (e->flags & QUIRE_ENTRY_SAMPLE) != 0)) {
-    return "no such sampling record, or none where a token is drawn";
+  if (e->sampling < -1 || e->sampling >= plan->sampling_count) {
+    return "no such sampling record";
   }
   return NULL;
 }

@@ -15,7 +15,10 @@
  * entry also needs the hidden state of position begin - 1: `carry_rank` kept it in an earlier step, or `recompute_rank`
  * runs that position once more, read only. Both are -1 when begin is 0 or there is no draft part.
  *
- * How an entry draws is a record of its own, struct quire_step_sampling. What a draw is a function of is all in the plan
+ * How an entry draws is a record of its own, struct quire_step_sampling. Each rank keeps, for each request slot, the
+ * record of the last entry that drew, and an entry that draws without one draws as that one did: who draws in the same
+ * way at every position, without lists and places of its own in plan and ack (quire_step_draws_plainly), sends it once,
+ * when it begins or resumes. What a draw is a function of is all in the plan
  * but for one thing that would not fit into it, the token list behind the penalties: each rank keeps, for each request
  * slot, how often each token occurs in the list, and plans append to the list as they append to page tables:
  *
@@ -48,7 +51,8 @@ enum quire_split { QUIRE_SPLIT_ZIGZAG, QUIRE_SPLIT_INTERLEAVE };
 enum quire_entry_kind { QUIRE_ENTRY_PREFILL, QUIRE_ENTRY_DECODE };
 
 enum quire_entry_flags {
-  QUIRE_ENTRY_SAMPLE = 1,     /* draw the token that follows position end - 1; needs a sampling record */
+  QUIRE_ENTRY_SAMPLE = 1,     /* draw the token that follows position end - 1, by the sampling record, or without one
+                                 by that of the request's last entry that drew */
   QUIRE_ENTRY_SCORE = 2,      /* keep log-probability of the next token and argmax of every row; with a sampling record
                                  that has row_top_count, the likeliest tokens too (evaluation, prompt log-probabilities) */
   QUIRE_ENTRY_DRAFT_FULL = 4, /* run the whole draft layer for every row and keep its argmax (evaluation) */
@@ -121,6 +125,14 @@ struct quire_step_limits {
   int32_t tops_max;   /* likeliest tokens in the ack */
 };
 
+/* Where an entry that is still to be filled lies in its plan. */
+struct quire_step_room {
+  struct quire_step_entry *entry;
+  int32_t *tokens;
+  quire_page *pages;
+  int32_t token_first, append_first; /* what the entry has to say of them */
+};
+
 static_assert(sizeof(struct quire_step_entry) == 72, "step entry of 72 bytes");
 static_assert(offsetof(struct quire_step_entry, begin) == 12, "begin at 12");
 static_assert(offsetof(struct quire_step_entry, home) == 24, "home at 24");
@@ -145,6 +157,7 @@ static_assert(offsetof(struct quire_step_plan, sampling_count) == 28, "sampling 
 static_assert(offsetof(struct quire_step_plan, top_count) == 40, "top count at 40");
 static_assert(offsetof(struct quire_step_plan, reserved) == 44, "reserved at 44");
 static_assert(sizeof(struct quire_step_limits) == 24, "step limits of 24 bytes");
+static_assert(sizeof(struct quire_step_room) == 3 * sizeof(void *) + 8, "step room of three places and two indices");
 
 /* Bytes of a plan block with room for the limits. */
 int64_t quire_step_plan_bytes(const struct quire_step_limits *limits);
@@ -156,6 +169,14 @@ void quire_step_plan_reset(struct quire_step_plan *plan, uint64_t epoch, int32_t
  * append_first; the entry has no sampling record. False, and nothing changed, when a limit would be passed. */
 bool quire_step_plan_add(struct quire_step_plan *plan, const struct quire_step_limits *limits,
                          const struct quire_step_entry *entry, const int32_t *tokens, const quire_page *pages);
+
+/* Makes room for one entry with so many tokens and appended pages, all of which the caller fills in. False, and nothing
+ * changed, when a limit would be passed. */
+bool quire_step_plan_extend(struct quire_step_plan *plan, const struct quire_step_limits *limits, int32_t token_count,
+                            int32_t page_count, struct quire_step_room *room_out);
+
+/* Neither penalties nor biases nor likeliest tokens. */
+bool quire_step_draws_plainly(const struct quire_sampling *sampling);
 
 /* How an entry draws, as its owner knows it. */
 struct quire_step_draw {

@@ -9,9 +9,10 @@
 struct quire_sampler {
   const struct quire_env *env;
   const struct quire_step_config *config;
-  uint16_t *counts;             /* [requests_max][vocab]; NULL: plans carry no lists */
-  int32_t *listed;              /* [requests_max] position up to which a slot has counted */
-  struct quire_count_job *jobs; /* [entries_max] */
+  uint16_t *counts;                 /* [requests_max][vocab]; NULL: plans carry no lists */
+  int32_t *listed;                  /* [requests_max] position up to which a slot has counted */
+  struct quire_step_sampling *kept; /* [requests_max] of a slot's last entry that drew */
+  struct quire_count_job *jobs;     /* [entries_max] */
   /* rows whose logits are wanted: [rows_max] */
   int32_t *rows, *tokens, *owners, *nonfinite, *top_counts;
   float *logprobs;
@@ -37,7 +38,7 @@ static size_t scratch_bytes(const struct quire_step_config *config) {
 int64_t quire_sampler_bytes(const struct quire_step_config *config) {
   size_t row = 5 * sizeof(int32_t) + sizeof(float) + sizeof(struct quire_draw) + sizeof(struct quire_top *);
   return (int64_t)(sizeof(struct quire_sampler) + counts_bytes(config) +
-                   (size_t)config->requests_max * sizeof(int32_t) +
+                   (size_t)config->requests_max * (sizeof(int32_t) + sizeof(struct quire_step_sampling)) +
                    (size_t)config->limits.entries_max * sizeof(struct quire_count_job) + rows_max(config) * row +
                    scratch_bytes(config));
 }
@@ -49,6 +50,7 @@ static bool create_arrays(struct quire_sampler *s) {
     s->counts = quire_env_zalloc(s->env, 1, counts);
   }
   s->listed = quire_env_zalloc(s->env, (size_t)config->requests_max, sizeof *s->listed);
+  s->kept = quire_env_zalloc(s->env, (size_t)config->requests_max, sizeof *s->kept);
   s->jobs = quire_env_zalloc(s->env, (size_t)config->limits.entries_max, sizeof *s->jobs);
   s->rows = quire_env_zalloc(s->env, n, sizeof *s->rows);
   s->tokens = quire_env_zalloc(s->env, n, sizeof *s->tokens);
@@ -59,8 +61,8 @@ static bool create_arrays(struct quire_sampler *s) {
   s->draws = quire_env_zalloc(s->env, n, sizeof *s->draws);
   s->tops = quire_env_zalloc(s->env, n, sizeof(struct quire_top *));
   s->scratch = quire_env_zalloc(s->env, 1, scratch_bytes(config));
-  return (counts == 0 || s->counts != NULL) && s->listed != NULL && s->jobs != NULL && s->rows != NULL &&
-         s->tokens != NULL && s->owners != NULL && s->nonfinite != NULL && s->top_counts != NULL &&
+  return (counts == 0 || s->counts != NULL) && s->listed != NULL && s->kept != NULL && s->jobs != NULL &&
+         s->rows != NULL && s->tokens != NULL && s->owners != NULL && s->nonfinite != NULL && s->top_counts != NULL &&
          s->logprobs != NULL && s->draws != NULL && s->tops != NULL && s->scratch != NULL;
 }
 
@@ -90,6 +92,7 @@ void quire_sampler_destroy(struct quire_sampler *s) {
   size_t n = rows_max(s->config);
   quire_env_free(s->env, s->counts, 1, counts_bytes(s->config));
   quire_env_free(s->env, s->listed, (size_t)s->config->requests_max, sizeof *s->listed);
+  quire_env_free(s->env, s->kept, (size_t)s->config->requests_max, sizeof *s->kept);
   quire_env_free(s->env, s->jobs, (size_t)s->config->limits.entries_max, sizeof *s->jobs);
   quire_env_free(s->env, s->rows, n, sizeof *s->rows);
   quire_env_free(s->env, s->tokens, n, sizeof *s->tokens);
@@ -107,13 +110,16 @@ static uint16_t *counts_of(const struct quire_sampler *s, int32_t request) {
   return s->counts + (int64_t)request * s->config->model->vocab;
 }
 
-/* Appends what the plan brings to the token lists of its requests. */
-static void count_lists(struct quire_sampler *s, const struct quire_sampler_step *step) {
+/* Keeps how requests draw, and appends what the plan brings to their token lists. */
+static void take_records(struct quire_sampler *s, const struct quire_sampler_step *step) {
   const struct quire_step_limits *limits = &s->config->limits;
   int32_t count = 0;
   for (int32_t e = 0; e < step->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_step_plan_entries(step->plan) + e;
     const struct quire_step_sampling *record = quire_step_entry_sampling(step->plan, limits, entry);
+    if (record != NULL && (entry->flags & QUIRE_ENTRY_SAMPLE) != 0) {
+      s->kept[entry->request] = *record;
+    }
     if (record == NULL || !quire_step_sampling_penalises(record)) {
       continue;
     }
@@ -139,7 +145,10 @@ static void count_lists(struct quire_sampler *s, const struct quire_sampler_step
 static struct quire_draw draw_of(const struct quire_sampler *s, const struct quire_sampler_step *step,
                                  const struct quire_step_entry *entry) {
   const struct quire_step_limits *limits = &s->config->limits;
-  const struct quire_step_sampling *record = quire_step_entry_sampling(step->plan, limits, entry);
+  const struct quire_step_sampling *record = &s->kept[entry->request];
+  QUIRE_ASSERT(record->repetition_penalty != 0.0f); /* somebody said how */
+  QUIRE_ASSERT(entry->sampling >= 0 ||
+               (record->bias_count == 0 && record->top_count == 0 && !quire_step_sampling_penalises(record)));
   struct quire_draw draw = {
       .seed = record->seed,
       .position = entry->end,
@@ -288,7 +297,7 @@ static void score(struct quire_sampler *s, const struct quire_sampler_step *step
 }
 
 void quire_sampler_run(struct quire_sampler *s, const struct quire_sampler_step *step, bool draft_full) {
-  count_lists(s, step);
+  take_records(s, step);
   draw(s, step);
   score(s, step, false);
   if (draft_full) {

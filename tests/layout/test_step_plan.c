@@ -262,8 +262,7 @@ static const char ranks_or_split[] = "ranks or split unknown", over[] = "more th
                   prefill[] = "a prefill entry reads what is in pages up to its first row, and has no home",
                   home[] = "home is not a rank", carry[] = "carry and recompute ranks contradict",
                   commit[] = "commit out of range", lists[] = "token or page list out of bounds",
-                  record[] = "no such sampling record, or none where a token is drawn",
-                  sampling[] = "sampling parameters out of bounds",
+                  record[] = "no such sampling record", sampling[] = "sampling parameters out of bounds",
                   token_list[] = "token list of a sampling record out of bounds",
                   places[] = "biases or likeliest tokens of a sampling record out of bounds";
 
@@ -342,7 +341,7 @@ static const struct {
     {ENTRY(0, sampling), -2, record},
     {ENTRY(0, sampling), 2, record},
     {ENTRY(0, sampling), INT32_MAX, record},
-    {ENTRY(1, sampling), -1, record},
+    {ENTRY(1, sampling), -3, record},
     {HEADER(sampling_count), 1, record},
     {RECORD(0, temperature), NOT_A_NUMBER, sampling},
     {RECORD(0, temperature), FLOAT_MINUS_3, sampling},

@@ -34,6 +34,7 @@ struct sim_executor {
   struct quire_sim_config sim;
   const struct quire_step_plan *plan; /* in flight */
   struct quire_step_ack *ack;
+  uint64_t *seeds; /* [requests_max] that a request draws with */
   uint64_t epoch;
   bool failed;
   /* verify */
@@ -81,6 +82,7 @@ static struct sim_executor *carve_sim(const struct quire_step_config *config, st
   int32_t ranks = config->geometry.ranks;
   struct sim_executor *x = quire_carve(carve, 1, sizeof *x);
   struct quire_step_ack *ack = quire_carve(carve, 1, (size_t)quire_step_ack_bytes(&config->limits));
+  uint64_t *seeds = quire_carve(carve, config->requests_max, sizeof *seeds);
   struct row *rows = quire_carve(carve, pages * config->geometry.page_tokens, sizeof *rows);
   struct page_mark *marks = quire_carve(carve, pages, sizeof *marks);
   struct row *local = quire_carve(carve, ranks * requests * config->local_rows, sizeof *local);
@@ -88,6 +90,7 @@ static struct sim_executor *carve_sim(const struct quire_step_config *config, st
   struct open_command *commands = quire_carve(carve, (int64_t)ranks * QUIRE_BANK_QUEUE_MAX, sizeof *commands);
   if (x != NULL) {
     x->ack = ack;
+    x->seeds = seeds;
     x->rows = rows;
     x->marks = marks;
     x->local = local;
@@ -281,8 +284,9 @@ static void draw(struct sim_executor *x, int32_t entry, uint64_t state) {
   struct quire_step_result *result = quire_step_ack_results(x->ack) + entry;
   if ((e->flags & QUIRE_ENTRY_SAMPLE) != 0) {
     const struct quire_step_sampling *record = quire_step_entry_sampling(x->plan, &x->config.limits, e);
-    int32_t token = quire_sim_token(state, record->seed, e->end, x->config.model->vocab);
-    result->token = record->bias_count > 0 ? allowed_token(x, record, token) : token;
+    x->seeds[e->request] = record != NULL ? record->seed : x->seeds[e->request];
+    int32_t token = quire_sim_token(state, x->seeds[e->request], e->end, x->config.model->vocab);
+    result->token = record != NULL && record->bias_count > 0 ? allowed_token(x, record, token) : token;
     result->logprob = -1.0f;
   }
   if (x->sim.nonfinite_per_million > 0) {
