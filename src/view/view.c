@@ -469,6 +469,25 @@ int32_t quire_view_reads_from(const struct quire_view *view, quire_page page) {
   return own ? view->config.rank : quire_page_sender(g, page).v;
 }
 
+/* A mark is of a page in all its parts: a step writes all layers of a row. So the first read of a row without a fence
+ * behind it is that of the first target layer: its index keys, or its latents where it has none. */
+static enum quire_status refuse_unfenced(const struct quire_view *view, const struct quire_step_entry *entry,
+                                         int32_t request_page, int64_t mark, struct quire_error *error_out) {
+  quire_page page = quire_view_table(view, entry->request)[request_page];
+  int32_t part = quire_parts_find(view->config.parts, QUIRE_PART_TARGET, QUIRE_PART_INDEX_KEY, 0);
+  if (part == QUIRE_PART_NONE) {
+    part = quire_parts_find(view->config.parts, QUIRE_PART_TARGET, QUIRE_PART_LATENT, 0);
+  }
+  QUIRE_ASSERT(part != QUIRE_PART_NONE && quire_view_valid_rows(view, entry, request_page) > 0);
+  char where[QUIRE_VIEW_WHERE_BYTES];
+  quire_view_where(view, part, page, mark < 0 ? 0 : (int32_t)(mark & ((1 << QUIRE_WRITTEN_ROW_BITS) - 1)), where);
+  return quire_error_set(error_out, QUIRE_ERR_RANK, "view",
+                         "a row that is to be read was written in epoch %lld without a fence behind it (the last was "
+                         "that of epoch %llu): %s (request %d, request page %d)",
+                         (long long)(mark < 0 ? mark : mark >> QUIRE_WRITTEN_ROW_BITS),
+                         (unsigned long long)view->fenced, where, entry->request, request_page);
+}
+
 /* Every prefix row must have been written before a fence that is behind us. */
 static enum quire_status check_marks(const struct quire_view *view, struct quire_error *error_out) {
   const struct quire_geometry *g = &view->config.geometry;
@@ -478,15 +497,11 @@ static enum quire_status check_marks(const struct quire_view *view, struct quire
     for (int32_t p = 0; p * g->page_tokens < entry->prefix_end; p++) {
       int32_t rows = quire_view_valid_rows(view, entry, p);
       const struct quire_peer *owner = &view->links.peers->rank[quire_view_reads_from(view, table[p])];
-      const int64_t *mark = &owner->written[quire_page_local(g, table[p]).v];
-      int64_t written = __atomic_load_n(mark, __ATOMIC_ACQUIRE) >> QUIRE_WRITTEN_ROW_BITS;
+      int64_t mark = __atomic_load_n(&owner->written[quire_page_local(g, table[p]).v], __ATOMIC_ACQUIRE);
+      int64_t written = mark >> QUIRE_WRITTEN_ROW_BITS;
       bool unfenced = written > (int64_t)view->fenced && written != (int64_t)view->plan->epoch;
-      if (unfenced || !quire_written_readable(mark, (int64_t)view->plan->epoch, rows)) {
-        return quire_error_set(
-            error_out, QUIRE_ERR_RANK, "view",
-            "rank %d would read page %d (request %d, request page %d), written in epoch %lld without "
-            "a fence behind it (the last was that of epoch %llu)",
-            view->config.rank, table[p].v, entry->request, p, (long long)written, (unsigned long long)view->fenced);
+      if (unfenced || !quire_written_readable(&mark, (int64_t)view->plan->epoch, rows)) {
+        return refuse_unfenced(view, entry, p, mark, error_out);
       }
     }
   }

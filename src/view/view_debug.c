@@ -10,6 +10,7 @@
  *
  * An owner keeps one hash for each row and part it stores, taken right behind its own write. A hash of 0 says that a
  * row was put there by someone who answers for it otherwise (a bank's UNPACK checks digests). */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
@@ -45,14 +46,22 @@ void quire_view_debug_wrote(struct quire_view *view, int32_t part, quire_local_p
   }
 }
 
-static void describe(struct quire_view *view, const char *what, int32_t part, quire_page page, int32_t row) {
+void quire_view_where(const struct quire_view *view, int32_t part, quire_page page, int32_t row,
+                      char text_out[QUIRE_VIEW_WHERE_BYTES]) {
+  QUIRE_ASSERT(part >= 0 && part < view->config.parts->count);
   const struct quire_part *p = &view->config.parts->part[part];
+  int length = snprintf(text_out, QUIRE_VIEW_WHERE_BYTES, "rank %d, page %d (owner %d), %s %s layer %d, row %d",
+                        view->config.rank, page.v, quire_view_reads_from(view, page),
+                        p->model == QUIRE_PART_TARGET ? "target" : "draft",
+                        p->kind == QUIRE_PART_LATENT ? "latent" : "index key", p->layer, row);
+  QUIRE_ASSERT(length > 0 && length < QUIRE_VIEW_WHERE_BYTES);
+}
+
+static void describe(struct quire_view *view, const char *what, int32_t part, quire_page page, int32_t row) {
   if (view->debug_error.status == QUIRE_OK) {
-    quire_error_set(&view->debug_error, QUIRE_ERR_RANK, "shared kv",
-                    "%s: rank %d, page %d (owner %d), %s %s layer %d, row %d", what, view->config.rank, page.v,
-                    quire_page_sender(&view->config.geometry, page).v,
-                    p->model == QUIRE_PART_TARGET ? "target" : "draft",
-                    p->kind == QUIRE_PART_LATENT ? "latent" : "index key", p->layer, row);
+    char where[QUIRE_VIEW_WHERE_BYTES];
+    quire_view_where(view, part, page, row, where);
+    quire_error_set(&view->debug_error, QUIRE_ERR_RANK, "shared kv", "%s: %s", what, where);
   }
 }
 
@@ -93,6 +102,18 @@ enum quire_status quire_view_debug_begin(struct quire_view *view, struct quire_e
   return view->debug_error.status;
 }
 
+/* First of `rows` rows of a piece in which two pages differ, or -1. */
+static int32_t first_different_row(const struct quire_piece *piece, const uint8_t *a, const uint8_t *b, int32_t rows) {
+  size_t bytes = (size_t)piece->row_bytes;
+  for (int32_t row = 0; row < rows; row++) {
+    size_t at = (size_t)piece->offset + (size_t)row * bytes;
+    if (memcmp(a + at, b + at, bytes) != 0) {
+      return row;
+    }
+  }
+  return -1;
+}
+
 void quire_view_debug_sources(struct quire_view *view, int32_t part, const struct quire_kv_source *sources) {
   const struct quire_part *p = &view->config.parts->part[part];
   for (int32_t e = 0; view->hashes != NULL && e < view->plan->entry_count; e++) {
@@ -101,9 +122,10 @@ void quire_view_debug_sources(struct quire_view *view, int32_t part, const struc
     for (int32_t i = 0; i * view->config.geometry.page_tokens < entry->prefix_end; i++) {
       const uint8_t *owner = quire_view_page(view, part, table[i]);
       for (int32_t k = 0; k < p->pieces; k++) {
-        size_t bytes = (size_t)quire_view_valid_rows(view, entry, i) * (size_t)p->piece[k].row_bytes;
-        if (memcmp(owner + p->piece[k].offset, sources[e].pages[i] + p->piece[k].offset, bytes) != 0) {
-          describe(view, "the view differs from the owner's page", part, table[i], 0);
+        int32_t row =
+            first_different_row(&p->piece[k], owner, sources[e].pages[i], quire_view_valid_rows(view, entry, i));
+        if (row >= 0) {
+          describe(view, "the view differs from the owner's page", part, table[i], row);
         }
       }
     }

@@ -312,9 +312,13 @@ static void one_failing_rank_ends_the_step(void **unused) {
     struct quire_step_ack *ack = exact_step_run(&step);
     assert_int_equal(ack->status, QUIRE_ERR_RANK);
     assert_int_equal(ack->rank, bad);
-    char named[64];
-    snprintf(named, sizeof named, "page %d (request 0, request page 0)", page.v);
-    assert_non_null(strstr(ack->error.text, named));
+    char named[128];
+    snprintf(named, sizeof named,
+             "rank %d, page %d (owner %d), target index key layer 0, row 5 (request 0, request page 0)", bad, page.v,
+             bad);
+    if (strstr(ack->error.text, named) == NULL) {
+      fail_msg("\"%s\" does not say \"%s\"", ack->error.text, named);
+    }
     assert_int_equal(quire_step_ack_results(ack)[0].token, QUIRE_TOKEN_ABSENT);
     expect_worker_is_over(&step);
     exact_step_close(&step);

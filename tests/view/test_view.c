@@ -422,7 +422,8 @@ static void pages_without_a_fence_are_not_read(void **unused) {
     entry.append_begin = what < 2 ? entry.append_begin : 0;
     entry.append_count = what < 2 ? entry.append_count : 3;
     run_step(&pair, &entry);
-    expect_refused(&pair, what < 2 ? "page 6 (request 0, request page 1)" : "page 3 (request 0, request page 0)");
+    expect_refused(&pair, what < 2 ? "page 6 (owner 0), target index key layer 0, row"
+                                   : "page 3 (owner 1), target index key layer 0, row");
     close_pair(&pair);
   }
 }
