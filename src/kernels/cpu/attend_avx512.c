@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/e4m3_avx512.h"
 #include "kernels/cpu/lanes_avx512.h"
 
 #define HEADS 8 /* with 32 dimensions each: 16 accumulators */
@@ -16,7 +17,39 @@ QUIRE_INLINE void scaled_store(__m512i v, __m512 factor, uint16_t *out) {
   _mm256_storeu_si256((__m256i *)(void *)(out + 16), quire_bf16x16(_mm512_mul_ps(high, factor)));
 }
 
+/* Scales that are powers of two, as most are: looked up, and the scale's exponent added to all but zeros. Exact where
+ * the product is in bf16's normal range, which scales of 2^-22 to 2^119 give (arithmetic.md 8). False where a scale is
+ * another number or a code is a NaN; what it has written by then is to be written again. */
+QUIRE_LOOK_UP static bool latent_shifted(const uint8_t *stored, uint16_t *latent_out) {
+  const struct quire_e4m3_tables tables = quire_e4m3_tables();
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  __mmask64 nan = 0;
+  for (int block = 0; block < QUIRE_LATENT_DIM / QUIRE_LATENT_BLOCK; block++) {
+    uint32_t scale;
+    memcpy(&scale, stored + QUIRE_LATENT_DIM + block * 4, sizeof scale);
+    if ((scale & 0x7fffff) != 0 || scale < (127u - 22) << 23 || scale > (127u + 119) << 23) {
+      return false;
+    }
+    const __m512i shift = _mm512_set1_epi16((int16_t)((int32_t)((scale >> 23) - 127) * 128));
+    QUIRE_UNROLL
+    for (int i = block * QUIRE_LATENT_BLOCK; i < (block + 1) * QUIRE_LATENT_BLOCK; i += 64) {
+      __m512i first, second;
+      __m512i codes = _mm512_loadu_si512(stored + i);
+      nan |= _mm512_cmpeq_epi8_mask(_mm512_or_si512(codes, _mm512_set1_epi8((char)0x80)), _mm512_set1_epi8(-1));
+      quire_e4m3x64(tables, stored + i, &first, &second);
+      first = _mm512_mask_add_epi16(first, _mm512_test_epi16_mask(first, magnitude), first, shift);
+      second = _mm512_mask_add_epi16(second, _mm512_test_epi16_mask(second, magnitude), second, shift);
+      _mm512_storeu_si512(latent_out + i, first);
+      _mm512_storeu_si512(latent_out + i + 32, second);
+    }
+  }
+  return nan == 0;
+}
+
 static void latent_fp8(const uint8_t *stored, uint16_t *latent_out) {
+  if (quire_e4m3_looks_up() && latent_shifted(stored, latent_out)) {
+    return;
+  }
   for (int block = 0; block < QUIRE_LATENT_DIM / QUIRE_LATENT_BLOCK; block++) {
     float scale;
     memcpy(&scale, stored + QUIRE_LATENT_DIM + block * 4, sizeof scale);
@@ -27,7 +60,8 @@ static void latent_fp8(const uint8_t *stored, uint16_t *latent_out) {
   }
 }
 
-/* quire_exp on sixteen lanes, none above 0: the softmax asks for no others. */
+/* quire_exp on sixteen lanes, none above 0: the softmax asks for no others. Scaling by 2^n is the addition to the
+ * exponent, since no result is subnormal, and passes a NaN on. */
 QUIRE_INLINE __m512 exp_not_positive(__m512 x) {
   const __m512 magic = _mm512_set1_ps(QUIRE_EXP_MAGIC);
   __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(QUIRE_EXP_LOG2E), magic);
@@ -42,12 +76,8 @@ QUIRE_INLINE __m512 exp_not_positive(__m512 x) {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-  __m512i shift = _mm512_slli_epi32(_mm512_castps_si512(t), 23); /* the bits of QUIRE_EXP_MAGIC leave by the top */
-  __mmask16 low = _mm512_cmp_ps_mask(x, _mm512_set1_ps(QUIRE_EXP_LOW), _CMP_LT_OQ);
-  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  __m512 y = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), shift));
-  y = _mm512_mask_mov_ps(y, low, _mm512_setzero_ps());
-  return _mm512_mask_mov_ps(y, nan, x);
+  __mmask16 not_low = _mm512_cmp_ps_mask(x, _mm512_set1_ps(QUIRE_EXP_LOW), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(not_low, p, n);
 }
 
 /* Sixteen dots at j, scaled; behind count -inf, whose exponential is the zero that the lanes take. */
@@ -57,33 +87,77 @@ QUIRE_INLINE __m512 scaled_load(const float *scores, int64_t j, int32_t count, _
   return _mm512_mask_mul_ps(padding, mask, _mm512_maskz_loadu_ps(mask, scores + j), scale);
 }
 
-/* Scales twice rather than store and load again. */
-static float softmax(float *scores, int32_t count, float scale, bool bf16, float *max_out) {
-  const __m512 factor = _mm512_set1_ps(scale);
-  __m512 largest = _mm512_set1_ps(-quire_float_of(QUIRE_INF_BITS));
-  for (int64_t j = 0; j < count; j += LANES) {
-    largest = _mm512_max_ps(scaled_load(scores, j, count, factor), largest); /* a > b ? a : b: NaN passes by */
+#define TOGETHER 4 /* registers of dots, so that their chains run beside one another */
+
+/* Of the scaled dots, from -inf. */
+QUIRE_INLINE float scaled_max(const float *scores, int32_t count, __m512 scale) {
+  __m512 largest[TOGETHER];
+  QUIRE_UNROLL
+  for (int u = 0; u < TOGETHER; u++) {
+    largest[u] = _mm512_set1_ps(-quire_float_of(QUIRE_INF_BITS));
   }
-  float lanes[LANES];
-  _mm512_storeu_ps(lanes, largest);
-  float max = lanes[0];
-  for (int i = 1; i < LANES; i++) {
-    max = lanes[i] > max ? lanes[i] : max;
-  }
-  const __m512 all = _mm512_set1_ps(max);
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t j = 0; j < count; j += LANES) {
-    __m512 e = exp_not_positive(_mm512_sub_ps(scaled_load(scores, j, count, factor), all));
-    sum = _mm512_add_ps(sum, e);
-    if (bf16) {
-      _mm256_storeu_si256((__m256i *)((uint8_t *)scores + j * 2), quire_bf16x16(e));
-    } else {
-      _mm512_storeu_ps(scores + j, e);
+  int64_t j = 0;
+  for (; j + TOGETHER * LANES <= count; j += TOGETHER * LANES) {
+    QUIRE_UNROLL
+    for (int u = 0; u < TOGETHER; u++) { /* a > b ? a : b: NaN passes by */
+      largest[u] = _mm512_max_ps(_mm512_mul_ps(_mm512_loadu_ps(scores + j + u * LANES), scale), largest[u]);
     }
   }
-  *max_out = max;
+  for (; j < count; j += LANES) {
+    largest[0] = _mm512_max_ps(scaled_load(scores, j, count, scale), largest[0]);
+  }
+  float lanes[TOGETHER * LANES];
+  QUIRE_UNROLL
+  for (int u = 0; u < TOGETHER; u++) {
+    _mm512_storeu_ps(lanes + u * LANES, largest[u]);
+  }
+  float max = lanes[0];
+  for (int i = 1; i < TOGETHER * LANES; i++) {
+    max = lanes[i] > max ? lanes[i] : max;
+  }
+  return max;
+}
+
+QUIRE_INLINE void exp_store(float *scores, int64_t j, bool bf16, __m512 e) {
+  if (bf16) {
+    _mm256_storeu_si256((__m256i *)((uint8_t *)scores + j * 2), quire_bf16x16(e));
+  } else {
+    _mm512_storeu_ps(scores + j, e);
+  }
+}
+
+/* Scales twice rather than store and load again. */
+QUIRE_INLINE float softmax_as(float *scores, int32_t count, float scale, bool bf16, float *max_out) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  *max_out = scaled_max(scores, count, factor);
+  const __m512 max = _mm512_set1_ps(*max_out);
+  __m512 sum = _mm512_setzero_ps();
+  int64_t j = 0;
+  for (; j + TOGETHER * LANES <= count; j += TOGETHER * LANES) {
+    __m512 e[TOGETHER];
+    QUIRE_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+      __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(scores + j + u * LANES), factor);
+      e[u] = exp_not_positive(_mm512_sub_ps(scaled, max));
+    }
+    QUIRE_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+      sum = _mm512_add_ps(sum, e[u]);
+      exp_store(scores, j + u * LANES, bf16, e[u]);
+    }
+  }
+  for (; j < count; j += LANES) {
+    __m512 e = exp_not_positive(_mm512_sub_ps(scaled_load(scores, j, count, factor), max));
+    sum = _mm512_add_ps(sum, e);
+    exp_store(scores, j, bf16, e);
+  }
+  float lanes[LANES];
   _mm512_storeu_ps(lanes, sum);
   return lanes_fold(lanes_load(lanes, LANES));
+}
+
+static float softmax(float *scores, int32_t count, float scale, bool bf16, float *max_out) {
+  return bf16 ? softmax_as(scores, count, scale, true, max_out) : softmax_as(scores, count, scale, false, max_out);
 }
 
 static void finish(const float *out, float sum, bool bf16, void *finished_out) {
