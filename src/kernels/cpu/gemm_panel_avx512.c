@@ -11,6 +11,8 @@
 #define SCALED_ROWS (QUIRE_PANEL_ROWS / 2) /* at a time: sums and blocks are both in registers */
 #define STEP_BYTES 64
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
+#define FEW_STEPS 4
+#define TREE_LEVELS 4 /* where sums of 1, 2, 4 and 8 pairs wait */
 
 /* The first lane of each pair, in the order of the tree, and the place of a lane in it. */
 static const int8_t lane_of[QUIRE_PANEL_PAIRS] = {0, 4, 2, 6, 1, 5, 3, 7};
@@ -35,6 +37,7 @@ struct corner {
   const struct quire_panel_tile *t;
   int row, rows;
   bool scaled;
+  int32_t steps; /* the tile's; known to the compiler where they are few */
 };
 
 QUIRE_INLINE void zero(__m512 *v, int count) {
@@ -49,16 +52,20 @@ QUIRE_INLINE void zero(__m512 *v, int count) {
 /* Steps [begin, end) of a pair of lanes into acc[(lane * rows + row) * 2 + vector]. One flat loop of constant bounds
  * over registers: the compilers unroll it and share the loads. */
 QUIRE_INLINE void steps(struct corner at, int pair, int32_t begin, int32_t end, __m512 *acc) {
-  const uint32_t *panel = at.t->panel + pair * QUIRE_PANEL_PAIR_STRIDE(at.t->steps);
+  const uint32_t *panel = at.t->panel + pair * QUIRE_PANEL_PAIR_STRIDE(at.steps);
+  const uint8_t *x[QUIRE_PANEL_ROWS];
+  QUIRE_UNROLL
+  for (int row = 0; row < QUIRE_PANEL_ROWS; row++) {
+    x[row] = (const uint8_t *)at.t->x[row < at.rows ? at.row + row : at.row] + lane_of[pair] * 4;
+  }
   for (int64_t step = begin; step < end; step++) {
     QUIRE_UNROLL
     for (int j = 0; j < 2 * SUMS; j++) {
       if (j < 2 * VECTORS * at.rows) {
         int lane = j / (VECTORS * at.rows);
         int row = j / VECTORS % at.rows;
-        const uint8_t *x = (const uint8_t *)at.t->x[at.row + row] + lane_of[pair] * 4 + lane * (STEP_BYTES / 2);
         int32_t two;
-        memcpy(&two, x + step * STEP_BYTES, sizeof two);
+        memcpy(&two, x[row] + step * STEP_BYTES + lane * (STEP_BYTES / 2), sizeof two);
         __m512i w = _mm512_load_si512(panel + ((step * 2 + lane) * VECTORS + j % VECTORS) * 16);
         acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)_mm512_set1_epi32(two), (__m512bh)w);
       }
@@ -68,12 +75,13 @@ QUIRE_INLINE void steps(struct corner at, int pair, int32_t begin, int32_t end, 
 
 /* All steps of a pair of lanes, block by block where those are scaled. */
 QUIRE_INLINE void pair_go(struct corner at, int pair, __m512 *acc) {
+  zero(acc, 2 * VECTORS * at.rows);
   if (!at.scaled) {
-    steps(at, pair, 0, at.t->steps, acc);
+    steps(at, pair, 0, at.steps, acc);
     return;
   }
-  for (int32_t begin = 0; begin < at.t->steps; begin += BLOCK_STEPS) {
-    int32_t end = begin + BLOCK_STEPS < at.t->steps ? begin + BLOCK_STEPS : at.t->steps;
+  for (int32_t begin = 0; begin < at.steps; begin += BLOCK_STEPS) {
+    int32_t end = begin + BLOCK_STEPS < at.steps ? begin + BLOCK_STEPS : at.steps;
     __m512 scale = _mm512_set1_ps(at.t->scale[begin / BLOCK_STEPS]);
     __m512 block[2 * SUMS];
     zero(block, 2 * VECTORS * at.rows);
@@ -87,63 +95,53 @@ QUIRE_INLINE void pair_go(struct corner at, int pair, __m512 *acc) {
   }
 }
 
-QUIRE_INLINE void add(struct corner at, __m512 *sum, const __m512 *other) {
-  QUIRE_UNROLL
-  for (int j = 0; j < SUMS; j++) {
-    if (j < VECTORS * at.rows) {
-      sum[j] = _mm512_add_ps(sum[j], other[j]);
-    }
-  }
-}
-
-/* The tree over pairs [pair, pair + 1), + 2, + 4. */
-QUIRE_INLINE void fold1(struct corner at, int pair, __m512 *sum) {
-  __m512 acc[2 * SUMS];
-  zero(acc, 2 * VECTORS * at.rows);
-  pair_go(at, pair, acc);
-  QUIRE_UNROLL
-  for (int j = 0; j < SUMS; j++) {
-    if (j < VECTORS * at.rows) {
-      sum[j] = _mm512_add_ps(acc[j], acc[VECTORS * at.rows + j]);
-    }
-  }
-}
-
-QUIRE_INLINE void fold2(struct corner at, int pair, __m512 *sum) {
-  __m512 other[SUMS];
-  fold1(at, pair, sum);
-  fold1(at, pair + 1, other);
-  add(at, sum, other);
-}
-
-QUIRE_INLINE void fold4(struct corner at, int pair, __m512 *sum) {
-  __m512 other[SUMS];
-  fold2(at, pair, sum);
-  fold2(at, pair + 2, other);
-  add(at, sum, other);
-}
-
+/* The tree, one loop over pairs: after pair p as many sums that wait are added as p has ones at its end, like carries of
+ * a counter; the result waits at the next level. (Written out as a recursion it is slower: gcc keeps sums of all levels
+ * in registers across the steps, and has none left for these.) */
 QUIRE_INLINE void corner_compute(struct corner at) {
-  __m512 sum[SUMS], other[SUMS];
-  fold4(at, 0, sum);
-  fold4(at, 4, other);
-  add(at, sum, other);
+  _Alignas(64) float waiting[TREE_LEVELS][SUMS * 16];
+  const int count = VECTORS * at.rows;
+  __m512 acc[2 * SUMS];
+  for (int pair = 0; pair < QUIRE_PANEL_PAIRS; pair++) {
+    pair_go(at, pair, acc);
+    QUIRE_UNROLL
+    for (int j = 0; j < SUMS; j++) {
+      acc[j] = j < count ? _mm512_add_ps(acc[j], acc[count + j]) : acc[j];
+    }
+    int levels = __builtin_ctz(~(unsigned)pair);
+    for (int level = 0; level < levels; level++) {
+      QUIRE_UNROLL
+      for (int j = 0; j < SUMS; j++) {
+        acc[j] = j < count ? _mm512_add_ps(_mm512_load_ps(waiting[level] + j * 16), acc[j]) : acc[j];
+      }
+    }
+    QUIRE_UNROLL
+    for (int j = 0; j < SUMS; j++) {
+      if (j < count) {
+        _mm512_store_ps(waiting[levels] + j * 16, acc[j]);
+      }
+    }
+  }
   QUIRE_UNROLL
   for (int j = 0; j < SUMS; j++) {
     int row = at.row + j / VECTORS;
     if (j < VECTORS * at.rows && row < at.t->rows) {
-      _mm512_storeu_ps(at.t->out + row * at.t->out_ld + j % VECTORS * 16, sum[j]);
+      _mm512_storeu_ps(at.t->out + row * at.t->out_ld + j % VECTORS * 16, acc[j]);
     }
   }
 }
 
 static void tile(const struct quire_panel_tile *t) {
-  if (t->scale == NULL) {
-    corner_compute((struct corner){t, 0, QUIRE_PANEL_ROWS, false});
-    return;
-  }
-  for (int row = 0; row < t->rows; row += SCALED_ROWS) {
-    corner_compute((struct corner){t, row, SCALED_ROWS, true});
+  if (t->scale != NULL) {
+    for (int row = 0; row < t->rows; row += SCALED_ROWS) {
+      corner_compute((struct corner){t, row, SCALED_ROWS, true, t->steps});
+    }
+  } else if (t->steps == FEW_STEPS) {
+    corner_compute((struct corner){t, 0, QUIRE_PANEL_ROWS, false, FEW_STEPS});
+  } else if (t->steps == 2 * FEW_STEPS) {
+    corner_compute((struct corner){t, 0, QUIRE_PANEL_ROWS, false, 2 * FEW_STEPS});
+  } else {
+    corner_compute((struct corner){t, 0, QUIRE_PANEL_ROWS, false, t->steps});
   }
 }
 
