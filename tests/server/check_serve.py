@@ -136,6 +136,19 @@ def check_options():
         assert b"vllm:num_requests_running{" in server.ask("GET", "/metrics", headers=key)[1]
         asked = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}, {**key, "X-Request-Id": 'a"b'})
         assert asked[0] == 200, asked
+        # a hang-up reads the file again; one that holds no key changes nothing
+        with open(keys, "w", encoding="utf-8") as file:
+            file.write("third\n")
+        server.process.send_signal(signal.SIGHUP)
+        third = {"x-api-key": "third"}
+        server.settled(lambda: server.ask("GET", "/v1/models", headers=third)[0] == 200, "the new key is not known")
+        shown = server.ask("GET", "/v1/models", headers=key)
+        assert shown[0] == 401 and json.loads(shown[1])["error"]["code"] == "invalid_api_key", shown
+        with open(keys, "w", encoding="utf-8") as file:
+            file.write("# none\n")
+        server.process.send_signal(signal.SIGHUP)
+        server.settled(lambda: any("keys stay as they were" in line for line in server.log), "nobody says so")
+        assert server.ask("GET", "/v1/models", headers=third)[0] == 200
         assert server.end(signal.SIGINT) == 0
         lines = [json.loads(line) for line in server.log]
         request = next(line for line in lines if line["msg"] == "request")
