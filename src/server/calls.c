@@ -8,6 +8,8 @@
 #include "server/server_private.h"
 
 enum { READY_TICKETS = 256 };
+/* The worker ends what is late at its next step; so long after it the server does, lest a step that hangs keeps clients. */
+#define LATE_SECONDS 1.0
 
 /* What a call counts in. */
 static struct server_numbers *numbers_of(const struct call *call) {
@@ -546,6 +548,11 @@ static void take_done(struct choice *choice, const struct quire_engine_event *ev
   end_choice(choice, stopped ? FINISH_STOP : FINISH_LENGTH);
 }
 
+static void fail_late(struct call *call) {
+  quire_api_fail(&call->fault, 408, "deadline", NULL, "the request took longer than %.1f s",
+                 call->server->options->request_seconds);
+}
+
 static void take_failed(struct choice *choice, const struct quire_engine_event *event) {
   struct call *call = choice->call;
   struct quire_server *server = call->server;
@@ -558,8 +565,7 @@ static void take_failed(struct choice *choice, const struct quire_engine_event *
   const struct quire_error *error = quire_worker_error(server->model->worker, choice->ticket);
   struct quire_error none = {event->status, "request", "it failed"};
   if (event->status == QUIRE_ERR_REQUEST) {
-    quire_api_fail(&call->fault, 408, "deadline", NULL, "the request took longer than %.1f s",
-                   server->options->request_seconds);
+    fail_late(call);
   } else if (event->status == QUIRE_ERR_CANCELLED) {
     quire_api_fail(&call->fault, 503, "cancelled", NULL, "the server ended the request");
   } else if (event->status == QUIRE_ERR_AGAIN) {
@@ -754,11 +760,26 @@ static void tick_probe(struct quire_server *server) {
   }
 }
 
+/* Ends requests whose deadline the worker has let pass. */
+static void end_late(struct quire_server *server, uint64_t now) {
+  double seconds = server->options->request_seconds;
+  for (struct quire_list *node = server->calls.next; seconds > 0 && node != &server->calls; node = node->next) {
+    struct call *call = QUIRE_LIST_OF(node, struct call, node);
+    if (call->open > 0 && call->fault.status == 0 && now > call->begin_ns &&
+        (double)(now - call->begin_ns) * 1e-9 > seconds + LATE_SECONDS) {
+      fail_late(call);
+      mark(call);
+    }
+  }
+  quire_calls_flush(server);
+}
+
 /* Comments that keep a silent stream open, for who asks for them. */
 void quire_calls_tick(struct quire_server *server, uint64_t now) {
   if (server->probe != NULL) {
     tick_probe(server);
   }
+  end_late(server, now);
   double seconds = server->options->keepalive_seconds;
   for (struct quire_list *node = server->calls.next, *next; seconds > 0 && node != &server->calls; node = next) {
     next = node->next;

@@ -783,6 +783,46 @@ static void many_bodies(void **state) {
   served_close(&other);
 }
 
+static void little_memory(struct quire_server_options *options) { options->bodies_bytes = 1 << 20; }
+
+/* What a request takes beside its body is counted: the tree of many small values, a prompt for each choice, an answer that
+ * grows until it is whole. Afterwards nothing is held any more. */
+static void memory_is_counted(void **state) {
+  (void)state;
+  enum { VALUES = 100000, TOKENS = 3000 };
+  struct served other;
+  struct reply reply;
+  open_narrow(&other, LONG_CTX_TOKENS, little_memory);
+  char *body = malloc(2 * VALUES + 128);
+  assert_non_null(body);
+  for (int kind = 0; kind < 3; kind++) {
+    size_t used = (size_t)sprintf(body, kind == 1 ? "{\"n\":200,\"prompt\":[1" : "{\"prompt\":\"a\",\"x\":[1");
+    for (int i = 1; i < (kind == 0 ? VALUES : kind == 1 ? TOKENS : 1); i++) {
+      memcpy(body + used, ",1", 2);
+      used += 2;
+    }
+    strcpy(body + used, kind == 2 ? "],\"max_tokens\":1000000,\"ignore_eos\":true,\"logprobs\":5}" : "]}");
+    client_ask(other.port, "POST", TEXT, body, &reply);
+    json_t *root = parse(&reply);
+    const char *wanted = kind == 2 ? "too_many_bytes" : "body_too_large";
+    if (reply.status != (kind == 2 ? 503 : 413) || strcmp(text_at(root, "error.code"), wanted) != 0) {
+      fail_msg("case %d: %d: %s", kind, reply.status, reply.body);
+    }
+    assert_true(kind != 2 || strstr(reply.head, "Retry-After: ") != NULL);
+    json_decref(root);
+    reply_free(&reply);
+  }
+  served_check_empty(&other);
+  /* a stream keeps nothing: as many tokens as were too many for a whole answer */
+  client_ask(other.port, "POST", TEXT,
+             "{\"prompt\":\"a\",\"max_tokens\":20000,\"ignore_eos\":true,\"logprobs\":5,\"stream\":true}", &reply);
+  assert_int_equal(reply.status, 200);
+  assert_true(reply.complete && strstr(reply.body, "error") == NULL && reply.bytes > 1 << 20);
+  reply_free(&reply);
+  free(body);
+  served_close(&other);
+}
+
 static void abort_request(void **state) {
   (void)state;
   struct served other;
@@ -1024,6 +1064,31 @@ static void busy_worker_is_well(void **state) {
 
 static void short_requests(struct quire_server_options *options) { options->request_seconds = 0.3; }
 
+/* A request has its deadline also while a step hangs. */
+static void deadline_while_hung(void **state) {
+  (void)state;
+  struct served other;
+  struct reply reply;
+  served_open(&other, &(struct served_config){.change = short_requests});
+  __atomic_store_n(&other.hang, 1, __ATOMIC_RELEASE);
+  int whole = client_connect(other.port), streamed = client_connect(other.port);
+  client_send(whole, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":5}");
+  client_send(streamed, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":5,\"n\":2,\"stream\":true}");
+  client_receive(whole, &reply);
+  assert_int_equal(reply.status, 408);
+  assert_non_null(strstr(reply.body, "\"code\":\"deadline\""));
+  reply_free(&reply);
+  client_receive(streamed, &reply);
+  assert_int_equal(reply.status, 408);
+  reply_free(&reply);
+  close(whole);
+  close(streamed);
+  __atomic_store_n(&other.hang, 0, __ATOMIC_RELEASE);
+  served_check_empty(&other);
+  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200);
+  served_close(&other);
+}
+
 static void deadline(void **state) {
   (void)state;
   struct served other;
@@ -1068,11 +1133,13 @@ int main(int argc, char **argv) {
       cmocka_unit_test(dead_reader),
       cmocka_unit_test(queue_full_and_disconnect),
       cmocka_unit_test(many_bodies),
+      cmocka_unit_test(memory_is_counted),
       cmocka_unit_test(abort_request),
       cmocka_unit_test(keys),
       cmocka_unit_test(loading),
       cmocka_unit_test(drain),
       cmocka_unit_test(deadline),
+      cmocka_unit_test(deadline_while_hung),
       cmocka_unit_test(rank_fails),
       cmocka_unit_test(worker_hangs),
       cmocka_unit_test(rank_dies_idle),
