@@ -28,7 +28,7 @@ static const char *const log_formats[] = {"text", "json", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 struct serve_options {
-  int64_t running, queue;
+  int64_t running, queue, yield_margin;
   int log_format, log_level;
   bool print_config;
 };
@@ -50,6 +50,15 @@ static const struct quire_option serve_rows[] = {
      .min = 1,
      .max = 1 << 16,
      .help = "requests that wait; one more gets 429"},
+    {.name = "priority-preemption",
+     .type = QUIRE_OPTION_INT,
+     .offset = AT(yield_margin),
+     .default_text = "0",
+     .min = 0,
+     .max = 1 << 30,
+     .help =
+         "a request that cannot enter takes the place of those that compute with a priority lower by so much, which "
+         "go on later; 0: of nobody"},
     {.name = "log-format",
      .type = QUIRE_OPTION_ENUM,
      .offset = AT(log_format),
@@ -223,6 +232,7 @@ static enum quire_status create_worker(struct serving *serving, struct quire_err
   }
   serving->config.running_max = (int32_t)serving->serve.running;
   serving->config.queue_max = (int32_t)serving->serve.queue;
+  serving->config.yield_margin = (int32_t)serving->serve.yield_margin;
   status = quire_engine_create(&serving->env, &serving->config, &serving->engine, error_out);
   if (status != QUIRE_OK) {
     return status;

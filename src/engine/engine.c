@@ -57,7 +57,7 @@ enum quire_status quire_engine_check(const struct quire_engine_config *config, s
     return status;
   }
   if (config->running_max < 0 || config->running_max > ENGINE_RUNNING_MAX || config->queue_max < 0 ||
-      config->queue_max > ENGINE_SLOTS_MAX / 2 || config->headroom_tokens < 0) {
+      config->queue_max > ENGINE_SLOTS_MAX / 2 || config->headroom_tokens < 0 || config->yield_margin < 0) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "max-running",
                            "%d running, %d waiting, %d tokens of headroom: at most %d and %d, none negative",
                            config->running_max, config->queue_max, config->headroom_tokens, ENGINE_RUNNING_MAX,
@@ -146,6 +146,7 @@ static void make_limits(struct quire_engine *engine) {
       .prefix_pages_max = engine->step.gather_pages_max,
       .follow_ticks_max = QUIRE_SCHED_FOLLOW_TICKS_MAX,
       .bypass_max = QUIRE_SCHED_BYPASS_MAX,
+      .yield_margin = engine->config.yield_margin,
   };
 }
 

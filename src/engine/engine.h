@@ -59,6 +59,8 @@ struct quire_engine_config {
   int32_t cache_tokens;    /* of all pages; at least ctx_tokens */
   int32_t running_max;     /* requests that run at once; 0: 1 */
   int32_t queue_max;       /* requests that wait; 0: as many as run */
+  int32_t yield_margin;    /* a waiting request takes the place and pages of running ones whose priority is lower by so
+                              much, when it cannot enter otherwise; nothing they drew is lost. 0: never */
   int32_t headroom_tokens; /* reserved behind a prompt at admission, as far as the answer may go; 0: a page */
   int threads_per_rank;
   bool poison;                      /* freed pages are overwritten with NaN before they are used again */

@@ -333,7 +333,8 @@ static bool anybody_paused(const struct quire_engine *engine) {
 
 void quire_engine_admit(struct quire_engine *engine) {
   bool waits = engine->states[QUIRE_SCHED_WAITING] > 0;
-  bool room = waits && (engine->running_count < engine->running_max || anybody_paused(engine));
+  bool room = waits && (engine->running_count < engine->running_max || engine->limits.yield_margin > 0 ||
+                        anybody_paused(engine));
   int32_t available = quire_cache_available(engine->cache);
   struct quire_sched_snapshot snapshot = {
       .running = engine->shown,

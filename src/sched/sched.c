@@ -164,13 +164,63 @@ static void choose_admits(const struct quire_sched_limits *limits, const struct 
   }
 }
 
+static bool yields(const struct quire_sched_limits *limits, const struct quire_sched_running *r,
+                   const struct quire_sched_waiting *w) {
+  return can_give_way(r) && (int64_t)w->priority - r->priority >= limits->yield_margin;
+}
+
+/* Of those that yield to w the next to go, or -1. */
+static int32_t next_yielding(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *s,
+                             const struct quire_sched_waiting *w, const struct quire_sched_decision *decision) {
+  int32_t next = -1;
+  for (int32_t i = 0; i < s->running_count; i++) {
+    const struct quire_sched_running *r = &s->running[i];
+    if (yields(limits, r, w) && (next < 0 || gives_way_before(r, &s->running[next])) && !chosen(decision, i)) {
+      next = i;
+    }
+  }
+  return next;
+}
+
+/* Who gives way to the first that waits and matters more, all or nobody. */
+static void choose_yielding(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *s,
+                            struct quire_sched_decision *out) {
+  int32_t first = 0;
+  while (first < s->waiting_count && follows(limits, &s->waiting[first])) {
+    first++;
+  }
+  if (limits->yield_margin == 0 || s->pages_coming > 0 || first == s->waiting_count) {
+    return;
+  }
+  const struct quire_sched_waiting *w = &s->waiting[first];
+  struct room room = room_of(limits, s);
+  if (room.prefills <= 0 || (w->left > quire_sched_short_max(limits) && room.longs <= 0)) {
+    return;
+  }
+  while (room.slots <= 0 || w->pages > room.pages || (w->refused && out->victim_count == 0)) {
+    int32_t victim = next_yielding(limits, s, w, out);
+    if (victim < 0) {
+      out->victim_count = 0;
+      return;
+    }
+    const struct quire_sched_running *r = &s->running[victim];
+    out->victims[out->victim_count++] = victim;
+    room.slots++;
+    room.pages += r->pages + (r->state == QUIRE_SCHED_DECODE && !paused(r));
+  }
+}
+
 void quire_sched_admit(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *snapshot,
                        struct quire_sched_decision *decision_out) {
   QUIRE_ASSERT(limits->prefills_max >= 1 && limits->prefills_max <= QUIRE_SCHED_PREFILLS_MAX);
   QUIRE_ASSERT(snapshot->waiting_count <= 2 * QUIRE_SCHED_CANDIDATES);
   decision_out->victim_count = 0;
   decision_out->admit_count = 0;
+  QUIRE_ASSERT(limits->yield_margin >= 0);
   choose_victims(snapshot, decision_out);
+  if (decision_out->victim_count == 0) {
+    choose_yielding(limits, snapshot, decision_out);
+  }
   if (decision_out->victim_count == 0) {
     choose_admits(limits, snapshot, decision_out);
   }

@@ -36,8 +36,10 @@
  * follow_ticks_max.
  *
  * Preemption. When running requests need pages that are not there: paused requests first, then the last in order gives
- * way. When nobody can enter for want of pages or places: paused requests alone, one a tick. The first in order is never preempted, so it comes to its end; whatever gives way keeps its sealed pages in
- * the cache and finds them again. While pages are on their way (poison, copies) nobody gives way for them.
+ * way. When nobody can enter for want of pages or places: paused requests alone, one a tick. The first in order is never
+ * preempted, so it comes to its end; whatever gives way keeps its sealed pages in the cache and finds them again. With a
+ * yield_margin the first that waits takes places and pages of those whose priority is lower by so much, the last in order
+ * first, if that is enough for it to enter; it is then before all of them in order. While pages are on their way (poison, copies) nobody gives way for them.
  *
  * Pure; threads: any. Nothing fails. */
 #ifndef QUIRE_SCHED_SCHED_H
@@ -79,6 +81,7 @@ struct quire_sched_limits {
   int32_t prefix_pages_max; /* pages that the prefill entries of a step read; 0: no limit */
   int32_t follow_ticks_max;
   int32_t bypass_max;
+  int32_t yield_margin; /* a running request gives way to a waiting one whose priority is so much higher; 0: never */
 };
 
 enum quire_sched_flags {

@@ -306,6 +306,60 @@ static void who_stands_still_gives_way(void **unused) {
   assert_int_equal(s.decision.admit_count, 0);
 }
 
+/* Full of places or of pages: who matters more by the margin takes them from the last in order, from as few as will do,
+ * and from nobody when all of them would not do. */
+static void who_matters_more_takes_the_place(void **unused) {
+  (void)unused;
+  struct scene s;
+  scene_init(&s);
+  for (int i = 0; i < 5; i++) {
+    run(&s,
+        i == 3   ? QUIRE_SCHED_HELD
+        : i == 4 ? QUIRE_SCHED_PREFILL
+                 : QUIRE_SCHED_DECODE,
+        0)
+        ->priority = i == 2 ? 3 : 1;
+  }
+  s.limits.running_max = 5;
+  wait_for(&s, 10, 8)->priority = 3;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0); /* not unless it is asked for */
+  s.limits.yield_margin = 3;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0); /* nor for less than the margin */
+  s.limits.yield_margin = 2;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 1);
+  assert_int_equal(s.decision.admit_count, 0);
+  assert_int_equal(s.victims[0], 4);
+  s.limits.running_max = 6; /* places enough, pages not: 3 left over are for those that decode */
+  s.snapshot.pages_available = 4;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 2);
+  assert_int_equal(s.victims[0], 4);
+  assert_int_equal(s.victims[1], 1);
+  s.waiting[0].pages = 11;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 3);
+  s.waiting[0].pages = 16; /* more than all of them have */
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0);
+  s.waiting[0].pages = 1;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0);
+  assert_int_equal(s.decision.admit_count, 1);
+  s.waiting[0].refused = true; /* the cache said no to as few: somebody has to go */
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 1);
+  s.snapshot.pages_coming = 1;
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0);
+  s.snapshot.pages_coming = 0;
+  s.waiting[0].follow_ticks = 0; /* it waits for another anyway */
+  admit(&s);
+  assert_int_equal(s.decision.victim_count, 0);
+}
+
 static void nobody_gives_way_for_pages_that_come(void **unused) {
   (void)unused;
   struct scene s;
@@ -368,6 +422,7 @@ int main(void) {
       cmocka_unit_test(a_follower_waits_within_bounds),
       cmocka_unit_test(the_last_in_order_gives_way),
       cmocka_unit_test(who_stands_still_gives_way),
+      cmocka_unit_test(who_matters_more_takes_the_place),
       cmocka_unit_test(nobody_gives_way_for_pages_that_come),
       cmocka_unit_test(the_first_in_order_is_never_preempted),
       cmocka_unit_test(states_have_names_and_ends),

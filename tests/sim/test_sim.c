@@ -144,6 +144,56 @@ static void who_stands_still_gives_way(void **unused) {
   }
 }
 
+/* Tokens of the first request into drawn_out[200]; the second comes after 50 ticks. Returns the ticks it took. */
+static int32_t run_two(const struct quire_engine_config *config, bool both, int32_t *drawn_out) {
+  struct sim_engine s;
+  sim_engine_defaults(&s);
+  s.config.ctx_tokens = 400;
+  s.config.cache_tokens = 4096;
+  s.config.running_max = config->running_max;
+  s.config.yield_margin = config->yield_margin;
+  s.config.queue_max = 2;
+  sim_engine_open(&s);
+  int32_t tokens[150], count = 0, second_took = -1;
+  uint64_t ids[2] = {0, 0};
+  sim_prompt(1, 0, 1, 150, tokens);
+  struct quire_engine_request request = {.tokens = tokens, .count = 150, .new_max = 200, .sampling = {.seed = 5}};
+  assert_int_equal(quire_engine_submit(s.engine, &request, &ids[0], NULL), QUIRE_OK);
+  struct quire_engine_event event = {0};
+  for (int32_t tick = 0; count < 200 || (both && second_took < 0); tick++) {
+    assert_true(tick < 2000);
+    if (both && tick == 50) {
+      sim_prompt(1, 0, 2, 70, tokens);
+      request = (struct quire_engine_request){.tokens = tokens, .count = 70, .new_max = 5, .priority = 10};
+      assert_int_equal(quire_engine_submit(s.engine, &request, &ids[1], NULL), QUIRE_OK);
+    }
+    assert_int_equal(quire_engine_tick(s.engine, 0, NULL), QUIRE_OK);
+    assert_true(quire_engine_check_laws(s.engine, NULL));
+    while (quire_engine_poll(s.engine, &event, 1) == 1) {
+      if (event.id == ids[0] && event.kind == QUIRE_EVENT_TOKEN) {
+        drawn_out[count++] = event.token;
+      }
+      second_took = event.id == ids[1] && event.kind == QUIRE_EVENT_DONE ? tick - 50 : second_took;
+    }
+  }
+  sim_engine_close(&s);
+  return second_took;
+}
+
+/* One place, and somebody in it: who matters more by the margin comes to its end at once, and the other draws what it
+ * draws alone. */
+static void who_matters_more_does_not_wait(void **unused) {
+  (void)unused;
+  int32_t alone[200], drawn[200];
+  run_two(&(struct quire_engine_config){.running_max = 1, .yield_margin = 10}, false, alone);
+  for (int32_t margin = 9; margin <= 11; margin++) {
+    struct quire_engine_config config = {.running_max = 1, .yield_margin = margin};
+    int32_t took = run_two(&config, true, drawn);
+    assert_int_equal(took < 20, margin <= 10);
+    assert_memory_equal(drawn, alone, sizeof drawn);
+  }
+}
+
 /* A prompt that is cached is computed once more, for its log-probabilities, in a pool that cannot hold it twice. */
 static void a_prompt_is_there_twice(void **unused) {
   (void)unused;
@@ -183,7 +233,7 @@ int main(void) {
       cmocka_unit_test(without_faults),          cmocka_unit_test(with_faults),
       cmocka_unit_test(in_a_tight_pool),         cmocka_unit_test(a_seed_is_a_life),
       cmocka_unit_test(every_way_is_taken),      cmocka_unit_test(who_stands_still_gives_way),
-      cmocka_unit_test(a_prompt_is_there_twice),
+      cmocka_unit_test(a_prompt_is_there_twice), cmocka_unit_test(who_matters_more_does_not_wait),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

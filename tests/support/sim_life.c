@@ -76,6 +76,7 @@ static void open_engine(struct life *l) {
   s->config.queue_max = 1 + (int32_t)below(l, 60);
   s->config.headroom_tokens = 1 + (int32_t)below(l, 200);
   s->config.poison = chance(l, 50);
+  s->config.yield_margin = (int32_t)below(l, 3);
   int32_t most = l->ctx + l->ctx / 10 + QUIRE_PAGE_TOKENS;
   s->config.cache_tokens = l->options->tight ? most : most + (int32_t)below(l, 4 * (uint64_t)l->ctx);
   s->sim = (struct quire_sim_config){
