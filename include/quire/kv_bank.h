@@ -74,7 +74,10 @@ QUIRE_API enum quire_status quire_kv_bank_destroy(struct quire_kv_bank *bank);
  * QUIRE_ERR_STATE: the part has memory. */
 QUIRE_API enum quire_status quire_kv_bank_bind(struct quire_kv_bank *bank, int32_t part, void *base,
                                                int64_t page_stride, int32_t pages, struct quire_error *error_out);
-/* Memory of the bank's own for all parts that have none. QUIRE_ERR_MEMORY; QUIRE_ERR_STATE: all have memory. */
+/* Memory of the bank's own for all parts that have none, touched at once. QUIRE_ERR_MEMORY: the allocator refuses, or,
+ * without an allocator of the caller's and from 64 MiB on, it is more than the system says is available now, its limit
+ * for the process's group included; the bank is as before, and fewer pages or memory bound by the caller may do.
+ * QUIRE_ERR_STATE: all have memory. */
 QUIRE_API enum quire_status quire_kv_bank_allocate(struct quire_kv_bank *bank, struct quire_error *error_out);
 /* The worker's host memory, at a multiple of 8; the caller's. Again replaces the former. QUIRE_ERR_STATE: commands are
  * open. */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 
 #include "bank/bank.h"
 #include "base/rng.h"
+#include "device/device_info.h"
 #include "layout/bundle.h"
 #include "support/fail_env.h"
 #include "support/seed.h"
@@ -736,6 +738,47 @@ static void bindings_that_cannot_be(void **state) {
   quire_bank_destroy(NULL);
 }
 
+/* An address sanitizer ends the process where the system refuses addresses. */
+#if defined(__SANITIZE_ADDRESS__)
+#define LIMITS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define LIMITS 1
+#endif
+#endif
+#ifndef LIMITS
+#define LIMITS 2
+#endif
+
+/* More than the machine has: a status, though the kernel would grant the addresses and kill whoever touches them. Then
+ * less than that, but above the process's own limit (ulimit -v). */
+static void memory_that_cannot_be_had(void **state) {
+  (void)state;
+  struct quire_device_info info;
+  quire_device_describe(&info);
+  struct worker worker = {.geometry = {.page_tokens = 4, .ranks = 1, .storage_ranks = 1, .pages = 1},
+                          .parts = parts_of(QUIRE_KV_BF16, 4)};
+  struct quire_bank_config config = config_of(&worker, 0, QUIRE_STREAM_INLINE);
+  int64_t page = quire_bank_bytes(&config), wanted[2] = {info.available_bytes + info.available_bytes / 4, 128 << 20};
+  assert_true(page > 0 && info.available_bytes > 0);
+  struct rlimit old, low = {64 << 20, RLIM_INFINITY};
+  assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+  low.rlim_max = old.rlim_max;
+  for (int i = 0; i < LIMITS; i++) {
+    struct quire_error error = {0};
+    struct quire_bank *bank = NULL;
+    config.geometry.pages = (int32_t)(wanted[i] / page + 1);
+    assert_int_equal(quire_bank_create(quire_env_default(), &config, &bank, NULL), QUIRE_OK);
+    assert_true(i == 0 || setrlimit(RLIMIT_AS, &low) == 0);
+    enum quire_status status = quire_bank_allocate(bank, &error);
+    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+    assert_int_equal(status, QUIRE_ERR_MEMORY);
+    assert_non_null(strstr(error.text, i == 0 ? "available now; give the cache fewer pages" : "the system refuses"));
+    assert_null(quire_bank_page(bank, 0, (quire_local_page){0})); /* as before */
+    quire_bank_destroy(bank);
+  }
+}
+
 static void banks_that_do_not_fit(void **state) {
   (void)state;
   struct worker worker = {.geometry = {.page_tokens = 4, .ranks = 2, .storage_ranks = 2, .pages = 7},
@@ -939,6 +982,7 @@ int main(void) {
       cmocka_unit_test(full_queue_says_again),
       cmocka_unit_test(commands_that_cannot_be),
       cmocka_unit_test(bindings_that_cannot_be),
+      cmocka_unit_test(memory_that_cannot_be_had),
       cmocka_unit_test(banks_that_do_not_fit),
       cmocka_unit_test(configs_that_cannot_be),
       cmocka_unit_test(a_rank_without_pages),
