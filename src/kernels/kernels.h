@@ -190,7 +190,8 @@ struct quire_select {
   bool any_scale; /* how q is quantised: as the keys were */
   int32_t heads;
   int32_t topk;
-  int32_t limit_max; /* >= every limit */
+  int32_t limit_max;   /* >= every limit */
+  int32_t source_rows; /* rows of one source that usually stand together; 0: not known. Only speed depends on it */
 };
 
 /* Sparse MLA in absorbed form over the selected rows, ascending (arithmetic.md 10):

@@ -19,9 +19,10 @@ extern "C" {
 /* NULL in a build without CUDA. */
 const struct quire_kernels *quire_kernels_cuda(void);
 
-/* Scratch of select for up to `rows` rows on that device, in place of quire_select_scratch_bytes; attend takes none. 0 in a
- * build without CUDA. */
-int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows);
+/* Scratch of select for up to `rows` rows that see up to limit_max positions on that device, in place of
+ * quire_select_scratch_bytes; attend takes none. 0 in a build without CUDA. */
+int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,
+                                  int32_t limit_max);
 
 #ifdef __cplusplus
 }

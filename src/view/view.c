@@ -66,9 +66,10 @@ static int64_t gather_page_bytes(const struct quire_parts *parts) {
 
 static int64_t select_scratch_bytes(const struct quire_view_config *config) {
   int32_t limit_max = config->request_pages_max * config->geometry.page_tokens;
-  return align64(on_gpu(config)
-                     ? quire_cuda_select_scratch(config->device, config->index_heads, config->topk, config->rows_max)
-                     : quire_select_scratch_bytes(config->index_heads, config->topk, limit_max, config->threads));
+  return align64(
+      on_gpu(config)
+          ? quire_cuda_select_scratch(config->device, config->index_heads, config->topk, config->rows_max, limit_max)
+          : quire_select_scratch_bytes(config->index_heads, config->topk, limit_max, config->threads));
 }
 
 static int64_t attend_scratch_bytes(const struct quire_view_config *config) {
@@ -295,6 +296,7 @@ static void add_row(struct quire_view *view, struct quire_view_rows *rows, int32
                     int32_t token) {
   int32_t i = rows->batch.m++;
   QUIRE_ASSERT(i < view->config.rows_max);
+  rows->batch.sources += i == 0 || rows->entries[i - 1] != entry;
   rows->entries[i] = entry;
   rows->positions[i] = position;
   rows->limits[i] = position + 1;

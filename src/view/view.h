@@ -119,6 +119,7 @@ struct quire_view_batch {
   int32_t m;                /* rows */
   int32_t puts;             /* the first `puts` rows are written to the cache */
   int32_t limit_max;        /* largest limit */
+  int32_t sources;          /* runs of neighbouring rows of one entry */
   const int32_t *tokens;    /* [m] */
   const int32_t *positions; /* [m] RoPE position; draft rows: slot - 1 */
   const int32_t *limits;    /* [m] positions the row may see: [first, limit) */

@@ -202,6 +202,7 @@ void quire_view_select(struct quire_view *view, enum quire_part_model model, int
       .heads = view->config.index_heads,
       .topk = view->config.topk,
       .limit_max = rows->batch.limit_max,
+      .source_rows = rows->batch.sources > 0 ? (rows->batch.m + rows->batch.sources - 1) / rows->batch.sources : 0,
   };
   view->links.kernels->select(view->stream, select);
 }

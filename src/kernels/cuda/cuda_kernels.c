@@ -61,8 +61,7 @@ static void cuda_select(struct quire_stream *stream, struct quire_select args) {
   int device = 0;
   if (native != NULL && args.rows.m > 0) {
     (void)cudaGetDevice(&device); /* quire_stream_native has made it the stream's */
-    struct quire_cuda_select select = {
-        .op = args, .multiprocessors = processors_of(device), .source_rows = args.rows.m};
+    struct quire_cuda_select select = {.op = args, .multiprocessors = processors_of(device)};
     launched(stream, quire_cuda_select(native, &select));
   }
 }
@@ -178,7 +177,8 @@ static const struct quire_kernels table = {
 
 const struct quire_kernels *quire_kernels_cuda(void) { return &table; }
 
-int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows) {
+int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,
+                                  int32_t limit_max) {
   QUIRE_ASSERT(quire_device_kind_of(device) == QUIRE_DEVICE_CUDA);
-  return quire_cuda_select_scratch_bytes(heads, topk, rows, processors_of(quire_device_index(device)));
+  return quire_cuda_select_scratch_bytes(heads, topk, rows, limit_max, processors_of(quire_device_index(device)));
 }

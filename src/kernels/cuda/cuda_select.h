@@ -1,9 +1,10 @@
 /* select on a CUDA device (arithmetic.md 13): index scores in fp8 on tensor cores, streamed into an exact top-k.
  *
- * Rows of one source that stand together share its keys, up to eight of them a tile. Prefill scores many such tiles;
- * decode few, so a source's keys are split over the multiprocessors and the best of the pieces are merged. Scores live
- * in registers; what may still be among the best lies in a bounded list for each row at work. The set does not depend
- * on tiles, splits, batch or device count.
+ * Rows of one source that stand together share its keys. Where they are many (prefill), tiles of 6 rows of 64 heads, or 12
+ * of 32, are scored; what may still be among the best lies in a bounded list for each row at work. Where they are few
+ * (op.source_rows at most 2 with 64 heads, 4 with 32: decode), all keys are read once, split evenly over the
+ * multiprocessors, and what each keeps, with room for all it sees, is merged. Scores live in registers. The set does not
+ * depend on any of this.
  *
  * All pointers are device memory that stays valid and untouched until the launches have run; nothing is allocated.
  * Threads: any; one at a time on a stream. Formats bf16 and fp8, which store index keys alike. */
@@ -25,7 +26,6 @@ extern "C" {
 struct quire_cuda_select {
   struct quire_select op;  /* pages, rings of keys and q 16-byte aligned */
   int32_t multiprocessors; /* of the device; as given to quire_cuda_select_scratch_bytes */
-  int32_t source_rows;     /* rows of one source that usually stand together; only speed depends on it */
   float *scores_out;       /* not NULL: [m, scores_ld] the scores themselves, of positions [first, limit) of rows that
                                see more than topk, instead of lists, which stay untouched; for tests */
   int64_t scores_ld;
@@ -34,8 +34,9 @@ struct quire_cuda_select {
 /* Can it run? why_out (may be NULL) gets the reason when not. */
 bool quire_cuda_select_can(const struct quire_select *op, const char **why_out);
 
-/* Scratch for up to m rows of `heads` index heads; 256-byte aligned. */
-int64_t quire_cuda_select_scratch_bytes(int32_t heads, int32_t topk, int32_t m, int32_t multiprocessors);
+/* Scratch for up to m rows of `heads` index heads that see up to limit_max positions; 256-byte aligned. */
+int64_t quire_cuda_select_scratch_bytes(int32_t heads, int32_t topk, int32_t m, int32_t limit_max,
+                                        int32_t multiprocessors);
 
 /* Enqueues on stream, a cudaStream_t. QUIRE_ERR_RANK when the device refuses a launch. */
 enum quire_status quire_cuda_select(void *stream, const struct quire_cuda_select *select);

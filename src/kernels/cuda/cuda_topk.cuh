@@ -28,6 +28,14 @@
 #define TOPK_BIN_SHIFT 19
 #define TOPK_BIN_FIRST ((256 + 127 - 40) << 4)
 
+/* What a look at counts needs and finds, in shared memory. */
+struct topk_scan {
+  uint32_t warp_sum[32];
+  uint32_t digit;
+  uint32_t above;  /* candidates in higher digits */
+  uint32_t bucket; /* candidates in the digit */
+};
+
 /* Scratch of a group in shared memory. The bitmap has a word of padding behind 32, against bank conflicts. */
 struct topk_work {
   union {
@@ -36,11 +44,8 @@ struct topk_work {
   };
   uint64_t close[TOPK_CLOSE];
   uint64_t pivot;
-  uint32_t warp_sum[32];
-  uint32_t digit;
-  uint32_t above;  /* candidates in higher digits */
-  uint32_t bucket; /* candidates in the digit */
   uint32_t kept;
+  struct topk_scan scan;
 };
 
 struct topk_segment {
@@ -53,9 +58,20 @@ struct topk_segments {
   int32_t count;
 };
 
+/* Many short lists, shared out evenly whatever their lengths: in chunks of 32 candidates. They hold the bits of a score,
+ * not its key, in the upper half; no NaN and no -0. */
+struct topk_runs {
+  const uint64_t *candidates;
+  const uint32_t *begin;  /* of a run, among the candidates */
+  const uint32_t *count;  /* of a run */
+  const uint32_t *before; /* chunks before a run; [runs + 1] */
+  int32_t runs;
+};
+
 /* Threads that work together. */
 struct topk_group {
-  struct topk_work *work;
+  struct topk_work *work; /* NULL where only counts are looked at */
+  struct topk_scan *scan; /* that of work, if there is one */
   int thread;
   int threads;
   int barrier;
@@ -78,6 +94,11 @@ QUIRE_DEVICE int topk_bin(uint32_t key) {
 /* The lowest key of a bin. */
 QUIRE_DEVICE uint32_t topk_bin_key(uint32_t bin) { return bin == 0 ? 0 : (bin + TOPK_BIN_FIRST) << TOPK_BIN_SHIFT; }
 
+/* The score of a key. */
+QUIRE_DEVICE float topk_score(uint32_t key) {
+  return quire_float_of((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
+}
+
 QUIRE_DEVICE uint32_t topk_warp_sum_below(uint32_t value, int lane) {
   uint32_t sum = value;
   for (int step = 1; step < 32; step *= 2) {
@@ -93,10 +114,10 @@ QUIRE_DEVICE uint32_t topk_sum_below(const struct topk_group &group, uint32_t va
   int warp = group.thread / 32;
   uint32_t below = topk_warp_sum_below(value, lane);
   if (lane == 31) {
-    group.work->warp_sum[warp] = below + value;
+    group.scan->warp_sum[warp] = below + value;
   }
   topk_sync(group);
-  uint32_t mine = lane < group.threads / 32 ? group.work->warp_sum[lane] : 0;
+  uint32_t mine = lane < group.threads / 32 ? group.scan->warp_sum[lane] : 0;
   uint32_t warps_below = topk_warp_sum_below(mine, lane);
   *total_out = __shfl_sync(~0u, warps_below + mine, group.threads / 32 - 1);
   topk_sync(group);
@@ -131,13 +152,71 @@ QUIRE_DEVICE void topk_each(const struct topk_group &group, const struct topk_se
   }
 }
 
-/* The digit (or bin) in which the left-th best candidate lies: work->digit, above, bucket. A thread takes its share of
- * the counts, from the top. */
-QUIRE_DEVICE void topk_digit(const struct topk_group &group, const uint32_t *counts, int digits, uint32_t left) {
+#define TOPK_RUN_BATCH 8
+
+/* The candidate of what a run holds. */
+QUIRE_DEVICE uint64_t topk_of_run(uint64_t held) {
+  uint32_t bits = (uint32_t)(held >> 32);
+  return (uint64_t)((int32_t)bits < 0 ? ~bits : bits | 0x80000000u) << 32 | (uint32_t)held;
+}
+
+/* Calls visit(candidate) for all candidates of runs whose scores' bits are not below `bits` as integers, that is all
+ * scores not below a positive one. A warp walks through its share of all chunks. */
+template <typename VISIT>
+QUIRE_DEVICE void topk_each_from(const struct topk_group &group, const struct topk_runs &from, int32_t bits,
+                                 VISIT visit) {
+  uint32_t chunks = from.before[from.runs];
+  uint32_t warps = (uint32_t)group.threads / 32;
+  uint32_t each = (chunks + warps - 1) / warps;
+  uint32_t chunk = (uint32_t)group.thread / 32 * each;
+  uint32_t end = chunk + each < chunks ? chunk + each : chunks;
+  int32_t run = 0;
+#pragma unroll 1
+  for (int32_t high = from.runs; high - run > 1;) {
+    int32_t middle = (run + high) / 2;
+    bool below = from.before[middle] <= chunk;
+    run = below ? middle : run;
+    high = below ? high : middle;
+  }
+#pragma unroll 1
+  for (; chunk < end; run++) {
+    uint32_t run_end = from.before[run + 1] < end ? from.before[run + 1] : end;
+    const uint64_t *held = from.candidates + from.begin[run];
+    uint32_t at = (chunk - from.before[run]) * 32 + (uint32_t)group.thread % 32;
+    uint32_t stop = (run_end - from.before[run]) * 32;
+    stop = stop < from.count[run] ? stop : from.count[run];
+    chunk = run_end > chunk ? run_end : chunk;
+#pragma unroll 1
+    for (; at < stop; at += TOPK_RUN_BATCH * 32) {
+      uint64_t batch[TOPK_RUN_BATCH];
+#pragma unroll
+      for (uint32_t j = 0; j < TOPK_RUN_BATCH; j++) {
+        batch[j] = at + j * 32 < stop ? held[at + j * 32] : 0x8000000000000000ull; /* below all: no score is -0 */
+      }
+#pragma unroll
+      for (int j = 0; j < TOPK_RUN_BATCH; j++) {
+        if ((int32_t)(batch[j] >> 32) >= bits && batch[j] != 0x8000000000000000ull) {
+          visit(topk_of_run(batch[j]));
+        }
+      }
+    }
+  }
+}
+
+/* Calls visit(candidate) for all candidates of runs. */
+template <typename VISIT>
+QUIRE_DEVICE void topk_each(const struct topk_group &group, const struct topk_runs &from, VISIT visit) {
+  topk_each_from(group, from, INT32_MIN, visit);
+}
+
+/* The digit (or bin) in which the left-th best candidate lies: scan->digit, above, bucket. A thread takes its share of
+ * the counts, from the top. Returns how many candidates there are; if fewer than `left`, nothing is found. */
+QUIRE_DEVICE uint32_t topk_digit(const struct topk_group &group, const uint32_t *counts, int digits, uint32_t left) {
   int each = (digits + group.threads - 1) / group.threads;
   int top = digits - 1 - group.thread * each;
   int end = top - each > -1 ? top - each : -1;
   uint32_t sum = 0;
+#pragma unroll 4
   for (int digit = top; digit > end; digit--) {
     sum += counts[digit];
   }
@@ -149,16 +228,17 @@ QUIRE_DEVICE void topk_digit(const struct topk_group &group, const uint32_t *cou
       above += counts[digit];
       digit--;
     }
-    group.work->digit = (uint32_t)digit;
-    group.work->above = above;
-    group.work->bucket = counts[digit];
+    group.scan->digit = (uint32_t)digit;
+    group.scan->above = above;
+    group.scan->bucket = counts[digit];
   }
   topk_sync(group);
+  return total;
 }
 
 /* The lowest number p for which exactly k candidates are >= p's upper digits: the k best are those >= the result.
  * There are more than k candidates. */
-QUIRE_DEVICE uint64_t topk_pivot(const struct topk_group &group, const struct topk_segments &from, int32_t k) {
+template <typename FROM> QUIRE_DEVICE uint64_t topk_pivot(const struct topk_group &group, const FROM &from, int32_t k) {
   uint64_t prefix = 0;
   uint32_t left = (uint32_t)k;
   int shift = 64;
@@ -177,9 +257,9 @@ QUIRE_DEVICE uint64_t topk_pivot(const struct topk_group &group, const struct to
     });
     topk_sync(group);
     topk_digit(group, histogram, TOPK_DIGITS, left);
-    prefix = prefix << bits | group.work->digit;
-    left -= group.work->above;
-    bool whole = group.work->bucket == left;
+    prefix = prefix << bits | group.scan->digit;
+    left -= group.scan->above;
+    bool whole = group.scan->bucket == left;
     topk_sync(group);
     if (whole) {
       break;
@@ -198,9 +278,9 @@ struct topk_border {
 QUIRE_DEVICE struct topk_border topk_border_of(const struct topk_group &group, const uint32_t *bins, int32_t k) {
   topk_digit(group, bins, TOPK_BINS, (uint32_t)k);
   struct topk_border border;
-  border.bin = (int)group.work->digit;
-  border.bucket = group.work->bucket;
-  border.left = (uint32_t)k - group.work->above;
+  border.bin = (int)group.scan->digit;
+  border.bucket = group.scan->bucket;
+  border.left = (uint32_t)k - group.scan->above;
   topk_sync(group);
   return border;
 }
@@ -220,7 +300,8 @@ template <typename VISIT> QUIRE_DEVICE void topk_rank(const struct topk_group &g
 }
 
 /* As topk_pivot, of candidates whose scores are counted in bins: one look at the list, unless a bin holds too many. */
-QUIRE_DEVICE uint64_t topk_pivot_binned(const struct topk_group &group, const struct topk_segments &from, int32_t k,
+template <typename FROM>
+QUIRE_DEVICE uint64_t topk_pivot_binned(const struct topk_group &group, const FROM &from, int32_t k,
                                         const uint32_t *bins) {
   struct topk_work *work = group.work;
   struct topk_border border = topk_border_of(group, bins, k);
@@ -322,8 +403,9 @@ QUIRE_DEVICE int32_t topk_words(int32_t window, int32_t limit) {
 }
 
 /* Writes the positions of the candidates >= pivot, all of which lie in [0, limit), ascending. */
-QUIRE_DEVICE void topk_list(const struct topk_group &group, const struct topk_segments &from, uint64_t pivot,
-                            int32_t limit, int32_t *positions_out) {
+template <typename FROM>
+QUIRE_DEVICE void topk_list(const struct topk_group &group, const FROM &from, uint64_t pivot, int32_t limit,
+                            int32_t *positions_out) {
   uint32_t *bitmap = group.work->bitmap;
   for (int32_t window = 0; window < limit; window += TOPK_WINDOW_WORDS * 32) {
     int32_t words = topk_words(window, limit);
@@ -342,8 +424,9 @@ QUIRE_DEVICE void topk_list(const struct topk_group &group, const struct topk_se
 
 /* The k best of more than k candidates whose scores are counted in bins, ascending. One look at the list where the
  * bitmap holds all positions and the border's bin is small. */
-QUIRE_DEVICE void topk_list_binned(const struct topk_group &group, const struct topk_segments &from, int32_t k,
-                                   const uint32_t *bins, int32_t limit, int32_t *positions_out) {
+template <typename FROM>
+QUIRE_DEVICE void topk_list_binned(const struct topk_group &group, const FROM &from, int32_t k, const uint32_t *bins,
+                                   int32_t limit, int32_t *positions_out) {
   struct topk_work *work = group.work;
   struct topk_border border = topk_border_of(group, bins, k);
   int32_t words = topk_words(0, limit);

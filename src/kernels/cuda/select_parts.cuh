@@ -5,8 +5,12 @@
  * that lies in one piece is finished there; one that is cut leaves the best of each piece in a slot, and a last launch
  * merges them. A piece cuts at most two tiles: the one it begins in (slot 0) and the one it ends in (slot 1).
  *
+ * Where rows are few a source (select_decode.cu) nothing is finished in a piece: a share is what one piece has of one
+ * tile, and a last launch takes the best of all shares of a row. Share i + p is that of tile i and piece p.
+ *
  * Scratch:  plan | tiles [m] | codes [m][padded heads][128] | weights [m][padded heads]
- *           | lists [pieces][rows a tile][LIST] | slots [pieces][2][rows a tile][topk] | counts of the slots
+ *   many    | lists [pieces][rows a tile][LIST] | slots [pieces][2][rows a tile][topk] | counts of the slots
+ *   few     | tile of each row [m] | counts [shares][rows a tile][WARPS] | bins [shares][rows a tile][BINS] | candidates [keys of all rows]
  *
  * Internal to the cuda kernels. */
 #ifndef QUIRE_KERNELS_CUDA_SELECT_PARTS_CUH
@@ -18,6 +22,13 @@
 
 #define SELECT_LIST 16384      /* candidates of a row at work */
 #define SELECT_EPOCH_KEYS 2048 /* positions between looks at the lists; none can grow by more */
+
+/* Where rows are few a source. A launch takes up to FEW_ROWS rows and CANDIDATES / limit_max; room for each key of each
+ * row, a unit of FEW_KEYS being whole. */
+#define SELECT_FEW_KEYS 192
+#define SELECT_FEW_WARPS 12
+#define SELECT_FEW_ROWS 1024
+#define SELECT_CANDIDATES (36 << 20)
 
 struct select_plan {
   int64_t units;
@@ -33,6 +44,7 @@ struct select_tile {
   int32_t source;
   int32_t limit; /* the largest of the rows that score */
   int32_t pad;
+  int64_t rows_before; /* units times rows of all tiles before it */
 };
 
 /* Arguments of all launches, by value. */
@@ -49,6 +61,9 @@ struct select_args {
   float *weights;
   uint64_t *lists, *slots;
   int32_t *slot_counts;
+  int32_t *tile_of; /* [m] of a row that scores; NULL: nobody asks */
+  uint32_t *share_counts, *share_bins;
+  uint64_t *candidates;
   int32_t heads, heads_padded; /* padding: codes and weights 0 */
   int32_t topk;
   int32_t tile_rows, unit_keys;
@@ -83,6 +98,19 @@ static inline __device__ int32_t select_span(const struct select_args &args, int
 
 static inline __device__ int32_t select_base(const struct select_args &args) { return args.rows.first / 64 * 64; }
 
+/* The piece in which a unit lies; pieces without units are none. */
+static inline __device__ int32_t select_piece_of(int64_t units, int64_t unit, int pieces) {
+  return (int32_t)(((unit + 1) * pieces - 1) / units);
+}
+
+/* Where among the candidates the run of a warp begins: what it keeps of one row of a tile, in `units` units from `begin`
+ * on. */
+static inline __device__ int64_t select_run_begin(const struct select_tile &tile, int row, int32_t begin, int32_t units,
+                                                  int warp) {
+  int64_t row_begin = (tile.rows_before + (int64_t)row * tile.units) * SELECT_FEW_KEYS;
+  return row_begin + (int64_t)begin * SELECT_FEW_KEYS + (int64_t)warp * units * (SELECT_FEW_KEYS / SELECT_FEW_WARPS);
+}
+
 /* Lets a launch begin before the one in front of it ends; what it reads of that stands behind hopper_launch_wait. */
 static inline cudaLaunchAttribute select_early(void) {
   cudaLaunchAttribute attribute = {};
@@ -93,7 +121,10 @@ static inline cudaLaunchAttribute select_early(void) {
 
 /* select_prepare.cu: quantises q, lists rows that take all, and writes the plan. */
 void select_prepare(cudaStream_t stream, const struct select_args *args);
-/* select_merge.cu */
+/* select_merge.cu: of tiles that pieces cut; of shares. */
 void select_merge(cudaStream_t stream, const struct select_args *args, int pieces);
+enum quire_status select_merge_shares(cudaStream_t stream, const struct select_args *args, int pieces);
+/* select_decode.cu: all launches of up to SELECT_FEW_ROWS rows; `source_rows` at most 2 with 64 heads, 4 with 32. */
+enum quire_status select_decode(cudaStream_t stream, struct select_args *args, int pieces, int source_rows);
 
 #endif

@@ -5,6 +5,7 @@
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
+#define HEADS_A_WARP (QUIRE_CUDA_INDEX_HEADS_MAX / WARPS)
 
 enum scan { SCAN_MAX, SCAN_SUM };
 
@@ -40,7 +41,7 @@ template <enum scan SCAN> QUIRE_DEVICE int64_t below(int64_t value, int64_t *war
 
 /* The tile that begins at row; no units when none of its rows scores. */
 QUIRE_DEVICE struct select_tile tile_at(const struct select_args &args, int32_t row) {
-  struct select_tile tile = {0, 0, row, 0, args.rows.source_of[row], 0, 0};
+  struct select_tile tile = {0, 0, row, 0, args.rows.source_of[row], 0, 0, 0};
   while (tile.rows < args.tile_rows && row + tile.rows < args.rows.m &&
          args.rows.source_of[row + tile.rows] == tile.source) {
     if (select_span(args, row + tile.rows) > 0 && args.rows.limit[row + tile.rows] > tile.limit) {
@@ -73,13 +74,15 @@ QUIRE_DEVICE void plan_tiles(const struct select_args &args) {
   start = below<SCAN_MAX>(start, warp_fold, &total);
   int64_t tiles = 0;
   int64_t units = 0;
+  int64_t row_units = 0;
   int64_t source_start = start;
   for (int32_t row = begin; row < end; row++) {
     source_start = begins_source(args, row) ? row : source_start;
     if ((row - source_start) % args.tile_rows == 0) {
-      int32_t tile_units = tile_at(args, row).units;
-      tiles += tile_units > 0;
-      units += tile_units;
+      struct select_tile next = tile_at(args, row);
+      tiles += next.units > 0;
+      units += next.units;
+      row_units += (int64_t)next.units * next.rows;
     }
   }
   int64_t tile = below<SCAN_SUM>(tiles, warp_fold, &total);
@@ -90,15 +93,21 @@ QUIRE_DEVICE void plan_tiles(const struct select_args &args) {
   if (threadIdx.x == 0) {
     args.plan->units = total;
   }
+  int64_t row_unit = below<SCAN_SUM>(row_units, warp_fold, &total);
   source_start = start;
   for (int32_t row = begin; row < end; row++) {
     source_start = begins_source(args, row) ? row : source_start;
     if ((row - source_start) % args.tile_rows == 0) {
       struct select_tile next = tile_at(args, row);
       next.begin = unit;
+      next.rows_before = row_unit;
       if (next.units > 0) {
+        for (int32_t i = 0; i < next.rows && args.tile_of != NULL; i++) {
+          args.tile_of[row + i] = (int32_t)tile;
+        }
         args.tiles[tile++] = next;
         unit += next.units;
+        row_unit += (int64_t)next.units * next.rows;
       }
     }
   }
@@ -115,19 +124,34 @@ QUIRE_DEVICE void take_all(const struct select_args &args, int32_t row) {
   }
 }
 
-/* A warp a head. Weights lie as multiplying lanes take them, four at a time: of heads 16 i + 2 t, + 1, + 8, + 9 for
+/* A warp a head, and all its loads before it works on any. Weights lie as multiplying lanes take them, four at a time: of heads 16 i + 2 t, + 1, + 8, + 9 for
  * t = 0..3. */
 QUIRE_DEVICE void quantise_row(const struct select_args &args, int32_t row) {
   int lane = threadIdx.x % 32;
-  for (int head = threadIdx.x / 32; head < args.heads_padded; head += WARPS) {
+  float4 q[HEADS_A_WARP];
+  float w[HEADS_A_WARP];
+#pragma unroll
+  for (int i = 0; i < HEADS_A_WARP; i++) {
+    int head = threadIdx.x / 32 + i * WARPS;
+    if (head < args.heads) {
+      int64_t from = (int64_t)row * args.heads + head;
+      q[i] = quantise_load(args.q + from * QUIRE_INDEX_DIM + lane * 4);
+      w[i] = args.w[from];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < HEADS_A_WARP; i++) {
+    int head = threadIdx.x / 32 + i * WARPS;
+    if (head >= args.heads_padded) {
+      break;
+    }
     int64_t to = (int64_t)row * args.heads_padded + head;
     uint32_t codes = 0;
     float weight = 0.0f;
     if (head < args.heads) {
-      int64_t from = (int64_t)row * args.heads + head;
       float scale;
-      codes = quantise_block(quantise_load(args.q + from * QUIRE_INDEX_DIM + lane * 4), args.any_scale, &scale);
-      weight = __fmul_rn(args.w[from], scale);
+      codes = quantise_block(q[i], args.any_scale, &scale);
+      weight = __fmul_rn(w[i], scale);
     }
     *(uint32_t *)(args.codes + to * QUIRE_INDEX_DIM + lane * 4) = codes;
     if (lane == 0) {

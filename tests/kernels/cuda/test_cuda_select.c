@@ -5,11 +5,12 @@
 #include "cuda_case.h"
 
 #define SOURCES_MAX 8
-#define ROWS_MAX 64
+#define ROWS_MAX 1100 /* more than one launch takes where rows are few a source */
 
 enum flavour { PLAIN, TIES, PLATEAU, EQUAL, RISING, FALLING, BROKEN, FLAVOURS };
 
 static struct test_random rng;
+static bool small; /* QUIRE_TEST_SMALL: under a sanitizer, which is slow */
 
 struct shape {
   enum flavour flavour;
@@ -155,7 +156,7 @@ struct outputs {
 /* Rows [row, row + m) by one launch. */
 static void launch(const struct selection *s, struct way way, int32_t row, int32_t m, struct outputs to) {
   const struct shape *shape = &s->shape;
-  int64_t bytes = quire_cuda_select_scratch_bytes(shape->heads, shape->topk, m, way.pieces);
+  int64_t bytes = quire_cuda_select_scratch_bytes(shape->heads, shape->topk, m, s->limit_max, way.pieces);
   void *scratch = cuda_poisoned(bytes);
   int64_t values = (int64_t)row * shape->heads;
   struct quire_cuda_select select = {
@@ -174,9 +175,9 @@ static void launch(const struct selection *s, struct way way, int32_t row, int32
              .any_scale = shape->any_scale,
              .heads = shape->heads,
              .topk = shape->topk,
-             .limit_max = s->limit_max},
+             .limit_max = s->limit_max,
+             .source_rows = way.source_rows},
       .multiprocessors = way.pieces,
-      .source_rows = way.source_rows,
       .scores_out = to.scores != NULL ? to.scores + (int64_t)row * s->limit_max : NULL,
       .scores_ld = s->limit_max,
   };
@@ -418,12 +419,12 @@ static void check_shape(const struct shape *shape) {
 
 static void test_flavours(void **state) {
   (void)state;
-  for (int flavour = 0; flavour < FLAVOURS; flavour++) {
+  for (int flavour = 0; flavour < (small ? TIES + 1 : FLAVOURS); flavour++) {
     for (int heads = 32; heads <= 64; heads *= 2) {
       check_shape(&(struct shape){.flavour = (enum flavour)flavour,
                                   .rows = 13,
                                   .sources = 3,
-                                  .length = 1500,
+                                  .length = small ? 700 : 1500,
                                   .heads = heads,
                                   .topk = 256,
                                   .page_tokens = 64,
@@ -434,8 +435,8 @@ static void test_flavours(void **state) {
 
 static void test_random_shapes(void **state) {
   (void)state;
-  for (int i = 0; i < 30; i++) {
-    int32_t rows = test_between(&rng, 1, i % 4 == 0 ? ROWS_MAX : 10);
+  for (int i = 0; i < (small ? 2 : 30); i++) {
+    int32_t rows = test_between(&rng, 1, i % 4 == 0 ? 64 : 10);
     check_shape(&(struct shape){.flavour = (enum flavour)test_between(&rng, 0, FLAVOURS - 1),
                                 .any_scale = test_between(&rng, 0, 2) == 0,
                                 .rows = rows,
@@ -452,7 +453,7 @@ static void test_random_shapes(void **state) {
 /* Lists that are cut many times, and bitmaps of more than one window. */
 static void test_long(void **state) {
   (void)state;
-  for (int flavour = 0; flavour < FLAVOURS; flavour++) {
+  for (int flavour = 0; flavour < (small ? 0 : FLAVOURS); flavour++) {
     check_shape(&(struct shape){.flavour = (enum flavour)flavour,
                                 .rows = 6,
                                 .sources = 2,
@@ -461,6 +462,19 @@ static void test_long(void **state) {
                                 .topk = 2048,
                                 .page_tokens = 64});
   }
+}
+
+/* More rows than a launch takes. */
+static void test_many(void **state) {
+  (void)state;
+  check_shape(&(struct shape){.flavour = TIES,
+                              .rows = small ? 20 : ROWS_MAX,
+                              .sources = SOURCES_MAX,
+                              .length = 500,
+                              .heads = test_between(&rng, 33, 64),
+                              .topk = 60,
+                              .page_tokens = 64,
+                              .checked = 1});
 }
 
 static void test_empty(void **state) {
@@ -490,6 +504,7 @@ static void test_refused(void **state) {
 static int setup(void **state) {
   (void)state;
   rng.state = test_seed("cuda_select");
+  small = getenv("QUIRE_TEST_SMALL") != NULL;
   return 0;
 }
 
@@ -501,7 +516,7 @@ int main(int argc, char **argv) {
   }
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_flavours), cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_long),
-      cmocka_unit_test(test_empty),    cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_many),     cmocka_unit_test(test_empty),         cmocka_unit_test(test_refused),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }
