@@ -363,7 +363,7 @@ static void test_empty(void **state) {
  * the only row of a list: its decoded values come out as they are. */
 static void test_codes(void **state) {
   (void)state;
-  const float scales[] = {0x1p-22f, 0x1p119f, 0x1p-23f, 0x1p-40f, 1.0f, 0x1.8p3f, 0x1p-21f, 0x1p7f};
+  const float scales[] = {0x1p-22f, 0x1p119f, 1.0f, 0x1p-21f, 0x1p7f, 0x1p-23f, 0x1p-40f, 0x1.8p3f};
   enum { COUNT = sizeof scales / sizeof scales[0] };
   struct attention a;
   struct shape shape = {.format = QUIRE_KV_FP8,
@@ -394,13 +394,13 @@ static void test_codes(void **state) {
   for (int kernels = 0; kernels < world.kernel_count; kernels++) {
     attention_check(&a, world.kernels[kernels], 1);
   }
-  uint8_t *nan = test_source_at(&a.source[0], 0, COUNT - 1);
+  uint8_t *nan = test_source_at(&a.source[0], 0, 1); /* all of its scales are of the rule */
   nan[77] = 0xff;
   for (int kernels = 0; kernels < world.kernel_count; kernels++) {
     a.op.scratch = test_poisoned(quire_attend_scratch_bytes(1, 1, 1));
     a.op.out_dtype = QUIRE_DTYPE_F32;
     world.kernels[kernels]->attend(world.stream[0], a.op);
-    assert_true(isnan(((float *)a.out)[(COUNT - 1) * 512 + 77]));
+    assert_true(isnan(((float *)a.out)[512 + 77]));
     free(a.op.scratch);
   }
   attention_free(&a, 1);
