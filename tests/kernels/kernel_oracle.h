@@ -309,6 +309,42 @@ static inline void test_source_free(struct test_source *t) {
   }
 }
 
+/* --- top-k --- */
+
+struct oracle_scored {
+  float score;
+  int32_t position;
+};
+
+/* Larger first, NaN counting as -inf, ties to the lower position. */
+static inline int oracle_by_rank(const void *a, const void *b) {
+  const struct oracle_scored *x = a;
+  const struct oracle_scored *y = b;
+  if (x->score != y->score) {
+    return x->score > y->score ? -1 : 1;
+  }
+  return x->position - y->position;
+}
+
+static inline int oracle_by_position(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
+
+/* The topk best of positions first .. first + n - 1 with these scores, rising, then -1; returns how many there are. */
+static inline int32_t oracle_topk(const float *scores, int32_t n, int32_t first, int32_t topk, int32_t *want_out) {
+  int32_t count = n < topk ? n : topk;
+  struct oracle_scored *all = test_alloc((int64_t)n * (int64_t)sizeof *all);
+  for (int32_t i = 0; i < n; i++) {
+    all[i].position = first + i;
+    all[i].score = scores[i] != scores[i] ? -quire_float_of(0x7f800000u) : scores[i];
+  }
+  qsort(all, (size_t)n, sizeof *all, oracle_by_rank);
+  for (int32_t i = 0; i < topk; i++) {
+    want_out[i] = i < count ? all[i].position : -1;
+  }
+  qsort(want_out, (size_t)count, sizeof *want_out, oracle_by_position);
+  free(all);
+  return count;
+}
+
 /* --- the world --- */
 
 struct test_world {

@@ -2,10 +2,7 @@
  * f64 for sense. */
 #include <math.h>
 
-#include "kernel_oracle.h"
-
-static struct test_world world;
-static struct test_random rng;
+#include "kernel_main.h"
 
 #define ROWS_MAX 24
 #define SOURCES_MAX 3
@@ -443,20 +440,6 @@ static void test_accuracy(void **state) {
     free(out);
   }
   attention_free(&a, 1);
-}
-
-static int set_up(void **state) {
-  (void)state;
-  rng.state = test_seed("test_attend");
-  test_world_open(&world);
-  quire_kernels_enter();
-  return 0;
-}
-
-static int tear_down(void **state) {
-  (void)state;
-  test_world_close(&world);
-  return 0;
 }
 
 int main(void) {

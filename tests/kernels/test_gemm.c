@@ -1,8 +1,5 @@
 /* The matrix product against the flat oracle: every pair of types, odd shapes, every table, teams of 1 to 3. */
-#include "kernel_oracle.h"
-
-static struct test_world world;
-static struct test_random rng;
+#include "kernel_main.h"
 
 struct product {
   struct test_weight weight;
@@ -211,20 +208,6 @@ static void test_accuracy(void **state) {
   }
   product_check(&p);
   product_free(&p);
-}
-
-static int set_up(void **state) {
-  (void)state;
-  rng.state = test_seed("test_gemm");
-  test_world_open(&world);
-  quire_kernels_enter();
-  return 0;
-}
-
-static int tear_down(void **state) {
-  (void)state;
-  test_world_close(&world);
-  return 0;
 }
 
 int main(void) {

@@ -1,10 +1,7 @@
 /* Router and experts against flat oracles: a token at a time, an expert at a time. */
 #include <math.h>
 
-#include "kernel_oracle.h"
-
-static struct test_world world;
-static struct test_random rng;
+#include "kernel_main.h"
 
 /* --- router --- */
 
@@ -313,20 +310,6 @@ static void test_batch(void **state) {
     free(scratch);
   }
   mixture_free(&p);
-}
-
-static int set_up(void **state) {
-  (void)state;
-  rng.state = test_seed("test_moe");
-  test_world_open(&world);
-  quire_kernels_enter();
-  return 0;
-}
-
-static int tear_down(void **state) {
-  (void)state;
-  test_world_close(&world);
-  return 0;
 }
 
 int main(void) {

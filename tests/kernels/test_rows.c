@@ -2,10 +2,7 @@
  * poison. */
 #include <math.h>
 
-#include "kernel_oracle.h"
-
-static struct test_world world;
-static struct test_random rng;
+#include "kernel_main.h"
 
 /* A matrix with a random distance between rows; what lies between is poison. */
 struct matrix {
@@ -480,20 +477,6 @@ static void test_any_scale_values(void **state) {
     assert_int_equal(codes[0][3], 0x80);
     assert_int_equal(codes[1][0], 0x49); /* 4.48, rounds to 4.5 */
   }
-}
-
-static int set_up(void **state) {
-  (void)state;
-  rng.state = test_seed("test_rows");
-  test_world_open(&world);
-  quire_kernels_enter();
-  return 0;
-}
-
-static int tear_down(void **state) {
-  (void)state;
-  test_world_close(&world);
-  return 0;
 }
 
 int main(void) {

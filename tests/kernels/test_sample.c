@@ -1,10 +1,7 @@
 /* Sampling against an oracle that sorts, and its distribution against the softmax. */
 #include <math.h>
 
-#include "kernel_oracle.h"
-
-static struct test_world world;
-static struct test_random rng;
+#include "kernel_main.h"
 
 static double gumbel(uint64_t seed, int32_t position, int32_t id) {
   uint32_t c[4] = {(uint32_t)id / 4, (uint32_t)position, 0, 0x51756972u};
@@ -537,20 +534,6 @@ static void test_score(void **state) {
     }
     free(logits);
   }
-}
-
-static int set_up(void **state) {
-  (void)state;
-  rng.state = test_seed("test_sample");
-  test_world_open(&world);
-  quire_kernels_enter();
-  return 0;
-}
-
-static int tear_down(void **state) {
-  (void)state;
-  test_world_close(&world);
-  return 0;
 }
 
 int main(void) {

@@ -1,9 +1,6 @@
 /* The indexer: scores and top-k against a flat oracle that scores everything and sorts; sources of all shapes, poison
  * wherever nothing may be read. */
-#include "kernel_oracle.h"
-
-static struct test_world world;
-static struct test_random rng;
+#include "kernel_main.h"
 
 #define ROWS_MAX 40
 #define SOURCES_MAX 4
@@ -120,49 +117,21 @@ static float oracle_score(const struct selection *s, int64_t row, int32_t positi
   return scale * acc;
 }
 
-/* Position a goes before b. */
-struct scored {
-  float score;
-  int32_t position;
-};
-
-static int by_rank(const void *a, const void *b) {
-  const struct scored *x = a;
-  const struct scored *y = b;
-  if (x->score != y->score) {
-    return x->score > y->score ? -1 : 1;
-  }
-  return x->position - y->position;
-}
-
-static int by_position(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
-
 static void oracle_select(struct selection *s, int64_t row) {
   const struct quire_select *op = &s->op;
   int32_t visible = s->limit[row] - op->rows.first;
   int32_t n = visible > 0 ? visible : 0;
-  int32_t count = n < op->topk ? n : op->topk;
-  struct scored *all = test_alloc((int64_t)n * (int64_t)sizeof *all);
-  int32_t *want = s->want + row * op->topk;
+  float *scores = test_alloc((int64_t)n * 4);
   uint8_t *codes = test_alloc(op->heads * 128);
   float *scales = test_alloc(op->heads * 4);
   for (int64_t h = 0; h < op->heads; h++) {
     scales[h] = oracle_quantise(op->q + (row * op->heads + h) * 128, 128, op->any_scale, codes + h * 128);
   }
   for (int32_t i = 0; i < n; i++) {
-    all[i].position = op->rows.first + i;
-    all[i].score = n > op->topk ? oracle_score(s, row, all[i].position, codes, scales) : 0.0f;
-    if (all[i].score != all[i].score) {
-      all[i].score = -quire_float_of(0x7f800000u);
-    }
+    scores[i] = n > op->topk ? oracle_score(s, row, op->rows.first + i, codes, scales) : 0.0f;
   }
-  qsort(all, (size_t)n, sizeof *all, by_rank);
-  for (int32_t i = 0; i < op->topk; i++) {
-    want[i] = i < count ? all[i].position : -1;
-  }
-  qsort(want, (size_t)count, sizeof *want, by_position);
-  s->want_count[row] = count;
-  free(all);
+  s->want_count[row] = oracle_topk(scores, n, op->rows.first, op->topk, s->want + row * op->topk);
+  free(scores);
   free(codes);
   free(scales);
 }
@@ -469,20 +438,6 @@ static void test_batch(void **state) {
     free(scratch);
   }
   selection_free(&s, 3);
-}
-
-static int set_up(void **state) {
-  (void)state;
-  rng.state = test_seed("test_select");
-  test_world_open(&world);
-  quire_kernels_enter();
-  return 0;
-}
-
-static int tear_down(void **state) {
-  (void)state;
-  test_world_close(&world);
-  return 0;
 }
 
 int main(void) {

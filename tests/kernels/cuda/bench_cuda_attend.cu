@@ -16,16 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_check.h"
 #include "kernels/cuda/cuda_attend.h"
-
-#define CHECK(call)                                                                                                    \
-  do {                                                                                                                 \
-    cudaError_t result = (call);                                                                                       \
-    if (result != cudaSuccess) {                                                                                       \
-      printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(result));                                \
-      exit(1);                                                                                                         \
-    }                                                                                                                  \
-  } while (0)
 
 #define PAGE_TOKENS 64
 #define TOPK 2048

@@ -13,18 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_check.h"
 #include "kernels/cuda/cuda_put_rows.h"
 #include "kernels/cuda/cuda_select.h"
 #include "kernels/number.h"
-
-#define CHECK(call)                                                                                                    \
-  do {                                                                                                                 \
-    cudaError_t result = (call);                                                                                       \
-    if (result != cudaSuccess) {                                                                                       \
-      printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(result));                                \
-      exit(1);                                                                                                         \
-    }                                                                                                                  \
-  } while (0)
 
 #define PAGE 8448
 #define HEADS_MAX 64

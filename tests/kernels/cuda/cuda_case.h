@@ -3,19 +3,9 @@
 #ifndef QUIRE_TESTS_CUDA_CASE_H
 #define QUIRE_TESTS_CUDA_CASE_H
 
-#include <cuda_runtime_api.h>
-
+#include "cuda_check.h"
 #include "kernels/cuda/cuda_select.h"
 #include "kernels/kernel_oracle.h"
-
-#define CUDA_CHECK(call)                                                                                               \
-  do {                                                                                                                 \
-    cudaError_t cuda_result = (call);                                                                                  \
-    if (cuda_result != cudaSuccess) {                                                                                  \
-      printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(cuda_result));                           \
-      exit(1);                                                                                                         \
-    }                                                                                                                  \
-  } while (0)
 
 /* Ends the program as skipped, with the reason, where no Hopper GPU is. Returns its multiprocessors. */
 static inline int cuda_case_device(void) {
@@ -26,7 +16,7 @@ static inline int cuda_case_device(void) {
     printf("skipped: no CUDA device: %s\n", cudaGetErrorString(result));
     exit(77);
   }
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  CHECK(cudaGetDeviceProperties(&properties, 0));
   if (properties.major != 9) {
     printf("skipped: %s is not of compute capability 9\n", properties.name);
     exit(77);
@@ -37,20 +27,20 @@ static inline int cuda_case_device(void) {
 /* Device memory of `bytes`, every byte 0xff: NaN in every format. */
 static inline void *cuda_poisoned(int64_t bytes) {
   void *memory = NULL;
-  CUDA_CHECK(cudaMalloc(&memory, (size_t)(bytes > 0 ? bytes : 1)));
-  CUDA_CHECK(cudaMemset(memory, 0xff, (size_t)bytes));
+  CHECK(cudaMalloc(&memory, (size_t)(bytes > 0 ? bytes : 1)));
+  CHECK(cudaMemset(memory, 0xff, (size_t)bytes));
   return memory;
 }
 
 static inline void *cuda_copy_of(const void *host, int64_t bytes) {
   void *memory = cuda_poisoned(bytes);
-  CUDA_CHECK(cudaMemcpy(memory, host, (size_t)bytes, cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(memory, host, (size_t)bytes, cudaMemcpyHostToDevice));
   return memory;
 }
 
 static inline void *cuda_host_of(const void *device, int64_t bytes) {
   void *memory = test_alloc(bytes);
-  CUDA_CHECK(cudaMemcpy(memory, device, (size_t)bytes, cudaMemcpyDeviceToHost));
+  CHECK(cudaMemcpy(memory, device, (size_t)bytes, cudaMemcpyDeviceToHost));
   return memory;
 }
 
@@ -100,7 +90,7 @@ static inline void cuda_keys_spread(struct test_random *r, struct cuda_keys *k, 
   for (int32_t i = 0; i < count; i++) {
     pages[i] = k->pool + order[i] * stride;
   }
-  CUDA_CHECK(cudaMemcpy(k->pool, pool, (size_t)(stride * (count + 1)), cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(k->pool, pool, (size_t)(stride * (count + 1)), cudaMemcpyHostToDevice));
   k->ring_keys = cuda_copy_of(keys, (int64_t)capacity * 128);
   k->ring_scales = cuda_copy_of(scales, (int64_t)capacity * 4);
   k->pages = cuda_copy_of(pages, count * (int64_t)sizeof *pages);
@@ -115,10 +105,10 @@ static inline void cuda_keys_spread(struct test_random *r, struct cuda_keys *k, 
 }
 
 static inline void cuda_keys_free(struct cuda_keys *k) {
-  CUDA_CHECK(cudaFree(k->pool));
-  CUDA_CHECK(cudaFree(k->ring_keys));
-  CUDA_CHECK(cudaFree(k->ring_scales));
-  CUDA_CHECK(cudaFree(k->pages));
+  CHECK(cudaFree(k->pool));
+  CHECK(cudaFree(k->ring_keys));
+  CHECK(cudaFree(k->ring_scales));
+  CHECK(cudaFree(k->pages));
   free(k->codes);
   free(k->scales);
 }

@@ -173,7 +173,7 @@ static void layout_make(const struct attention *a, int32_t i, int32_t prefix, st
   for (int32_t p = 0; p < count; p++) {
     pages[p] = (uint8_t *)l->pool[i] + order[p] * stride;
   }
-  CUDA_CHECK(cudaMemcpy(l->pool[i], pool, (size_t)(stride * (count + 1)), cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(l->pool[i], pool, (size_t)(stride * (count + 1)), cudaMemcpyHostToDevice));
   l->ring[i] = cuda_copy_of(ring, capacity * bytes);
   l->pages[i] = cuda_copy_of(pages, (count + 1) * (int64_t)sizeof *pages);
   s->pages = l->pages[i];
@@ -186,9 +186,9 @@ static void layout_make(const struct attention *a, int32_t i, int32_t prefix, st
 
 static void layout_free(struct layout *l, int32_t sources) {
   for (int32_t i = 0; i < sources; i++) {
-    CUDA_CHECK(cudaFree(l->pool[i]));
-    CUDA_CHECK(cudaFree(l->ring[i]));
-    CUDA_CHECK(cudaFree(l->pages[i]));
+    CHECK(cudaFree(l->pool[i]));
+    CHECK(cudaFree(l->ring[i]));
+    CHECK(cudaFree(l->pages[i]));
   }
 }
 
@@ -221,7 +221,7 @@ static void attention_run(const struct attention *a, const struct layout *l, enu
     assert_true(quire_cuda_attend_can(&op, NULL));
     assert_int_equal(quire_cuda_attend(NULL, &op), QUIRE_OK);
   }
-  CUDA_CHECK(cudaDeviceSynchronize());
+  CHECK(cudaDeviceSynchronize());
   *out = cuda_host_of(device_out, s->rows * row_out);
   *lse = cuda_host_of(device_lse, (int64_t)s->rows * s->heads * 4);
   uint8_t *behind = cuda_host_of(device_out + s->rows * row_out, 4096);
@@ -230,7 +230,7 @@ static void attention_run(const struct attention *a, const struct layout *l, enu
   }
   void *all[] = {sources, of, limit, indices, counts, q_latent, q_rope, device_out, device_lse};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    CUDA_CHECK(cudaFree(all[i]));
+    CHECK(cudaFree(all[i]));
   }
   free(behind);
 }

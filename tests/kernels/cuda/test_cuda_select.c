@@ -128,11 +128,11 @@ static void selection_free(struct selection *s) {
   for (int32_t i = 0; i < s->shape.sources; i++) {
     cuda_keys_free(&s->keys[i]);
   }
-  CUDA_CHECK(cudaFree(s->device_sources));
-  CUDA_CHECK(cudaFree(s->device_source_of));
-  CUDA_CHECK(cudaFree(s->device_limit));
-  CUDA_CHECK(cudaFree(s->device_q));
-  CUDA_CHECK(cudaFree(s->device_w));
+  CHECK(cudaFree(s->device_sources));
+  CHECK(cudaFree(s->device_source_of));
+  CHECK(cudaFree(s->device_limit));
+  CHECK(cudaFree(s->device_q));
+  CHECK(cudaFree(s->device_w));
   free(s->q);
   free(s->w);
   free(s->q_codes);
@@ -182,8 +182,8 @@ static void launch(const struct selection *s, struct way way, int32_t row, int32
       .scores_ld = s->limit_max,
   };
   assert_int_equal(quire_cuda_select(NULL, &select), QUIRE_OK);
-  CUDA_CHECK(cudaDeviceSynchronize());
-  CUDA_CHECK(cudaFree(scratch));
+  CHECK(cudaDeviceSynchronize());
+  CHECK(cudaFree(scratch));
 }
 
 static bool row_scores(const struct selection *s, int32_t row) {
@@ -199,7 +199,7 @@ static void scores_take(struct selection *s, struct way way) {
            (struct outputs){.scores = device});
   }
   float *scores = cuda_host_of(device, count * 4);
-  CUDA_CHECK(cudaFree(device));
+  CHECK(cudaFree(device));
   if (s->scores == NULL) {
     s->scores = scores;
     return;
@@ -214,40 +214,17 @@ static void scores_take(struct selection *s, struct way way) {
   free(scores);
 }
 
-struct scored {
-  float score;
-  int32_t position;
-};
-
-static int by_rank(const void *a, const void *b) {
-  const struct scored *x = a;
-  const struct scored *y = b;
-  if (x->score != y->score) {
-    return x->score > y->score ? -1 : 1;
-  }
-  return x->position - y->position;
-}
-
-static int by_position(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
-
 /* The list of a row by sorting the device's scores; returns its length. */
 static int32_t oracle_list(const struct selection *s, int32_t row, int32_t *want) {
   const struct shape *shape = &s->shape;
   int32_t visible = s->limit[row] - shape->first;
   int32_t n = visible > 0 ? visible : 0;
-  int32_t count = n < shape->topk ? n : shape->topk;
-  struct scored *all = test_alloc((int64_t)n * (int64_t)sizeof *all);
-  for (int32_t i = 0; i < n; i++) {
-    float score = row_scores(s, row) ? s->scores[(int64_t)row * s->limit_max + shape->first + i] : 0.0f;
-    all[i].position = shape->first + i;
-    all[i].score = score != score ? -quire_float_of(QUIRE_INF_BITS) : score;
+  float *scores = test_alloc((int64_t)n * 4); /* zeros */
+  if (row_scores(s, row)) {
+    memcpy(scores, s->scores + (int64_t)row * s->limit_max + shape->first, (size_t)n * 4);
   }
-  qsort(all, (size_t)n, sizeof *all, by_rank);
-  for (int32_t i = 0; i < shape->topk; i++) {
-    want[i] = i < count ? all[i].position : -1;
-  }
-  qsort(want, (size_t)count, sizeof *want, by_position);
-  free(all);
+  int32_t count = oracle_topk(scores, n, shape->first, shape->topk, want);
+  free(scores);
   return count;
 }
 
@@ -256,7 +233,7 @@ static void lists_check(const struct selection *s, struct way way, const int32_t
   int64_t entries = (int64_t)shape->rows * shape->topk;
   int32_t *device = cuda_poisoned(entries * 4);
   int32_t *device_counts = cuda_poisoned(shape->rows * 4);
-  CUDA_CHECK(cudaMemset(device, 0x5a, (size_t)entries * 4));
+  CHECK(cudaMemset(device, 0x5a, (size_t)entries * 4));
   for (int32_t row = 0; row < shape->rows; row += way.batch) {
     launch(s, way, row, shape->rows - row < way.batch ? shape->rows - row : way.batch,
            (struct outputs){.indices = device, .counts = device_counts});
@@ -274,8 +251,8 @@ static void lists_check(const struct selection *s, struct way way, const int32_t
   }
   free(got);
   free(counts);
-  CUDA_CHECK(cudaFree(device));
-  CUDA_CHECK(cudaFree(device_counts));
+  CHECK(cudaFree(device));
+  CHECK(cudaFree(device_counts));
 }
 
 /* --- the arithmetic of a tensor core (arithmetic.md 13) --- */
@@ -453,11 +430,13 @@ static void test_random_shapes(void **state) {
 /* Lists that are cut many times, and bitmaps of more than one window. */
 static void test_long(void **state) {
   (void)state;
-  for (int flavour = 0; flavour < (small ? 0 : FLAVOURS); flavour++) {
+  for (int flavour = 0; flavour < (small ? 1 : FLAVOURS); flavour++) {
     check_shape(&(struct shape){.flavour = (enum flavour)flavour,
-                                .rows = 6,
+                                .rows = small ? 2 : 6,
                                 .sources = 2,
-                                .length = flavour == PLAIN ? 150000 : 50000 + test_between(&rng, 0, 3000),
+                                .length = small              ? 20000
+                                          : flavour == PLAIN ? 150000
+                                                             : 50000 + test_between(&rng, 0, 3000),
                                 .heads = flavour == PLAIN ? 64 : 3,
                                 .topk = 2048,
                                 .page_tokens = 64});
