@@ -23,37 +23,36 @@ static void launched(struct quire_stream *stream, enum quire_status status) {
   }
 }
 
-static void cuda_quantise_latent(struct quire_stream *stream, struct quire_quantise_latent args) {
-  struct quire_cuda_put_rows put = {
-      .latent = args.latent,
-      .rope = args.rope,
-      .latent_ld = args.latent_ld,
-      .rope_ld = args.rope_ld,
-      .latent_out = args.out,
-      .m = args.m,
-      .format = args.format,
-      .any_scale = args.any_scale,
-  };
+static void put_rows(struct quire_stream *stream, struct quire_cuda_put_rows put) {
   void *native = quire_stream_native(stream);
-  if (native != NULL && args.m > 0) {
+  if (native != NULL && put.m > 0) {
     launched(stream, quire_cuda_put_rows(native, &put));
   }
 }
 
+static void cuda_quantise_latent(struct quire_stream *stream, struct quire_quantise_latent args) {
+  put_rows(stream, (struct quire_cuda_put_rows){
+                       .latent = args.latent,
+                       .rope = args.rope,
+                       .latent_ld = args.latent_ld,
+                       .rope_ld = args.rope_ld,
+                       .latent_out = args.out,
+                       .m = args.m,
+                       .format = args.format,
+                       .any_scale = args.any_scale,
+                   });
+}
+
 static void cuda_quantise_index(struct quire_stream *stream, struct quire_quantise_index args) {
-  struct quire_cuda_put_rows put = {
-      .key = args.key,
-      .key_ld = args.key_ld,
-      .keys_out = args.keys_out,
-      .scales_out = args.scales_out,
-      .m = args.m,
-      .format = args.format,
-      .any_scale = args.any_scale,
-  };
-  void *native = quire_stream_native(stream);
-  if (native != NULL && args.m > 0) {
-    launched(stream, quire_cuda_put_rows(native, &put));
-  }
+  put_rows(stream, (struct quire_cuda_put_rows){
+                       .key = args.key,
+                       .key_ld = args.key_ld,
+                       .keys_out = args.keys_out,
+                       .scales_out = args.scales_out,
+                       .m = args.m,
+                       .format = args.format,
+                       .any_scale = args.any_scale,
+                   });
 }
 
 static void cuda_select(struct quire_stream *stream, struct quire_select args) {
