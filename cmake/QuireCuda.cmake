@@ -4,6 +4,7 @@
 # The CUDA runtime is linked statically and finds the driver by itself when it is first called, so a program built with
 # CUDA starts where there is no driver; NCCL is opened by name at run time. Code is for Hopper (sm_90a: wgmma, setmaxnreg).
 if(QUIRE_CUDA)
+  option(QUIRE_RACECHECK "Kernels whose barriers compute-sanitizer's racecheck understands (slower)" OFF)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90a-real)
   endif()
@@ -20,6 +21,7 @@ if(QUIRE_CUDA)
   target_compile_options(quire_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-march=x86-64-v3,-ffp-contract=off,-fno-exceptions,-fno-rtti,-Wall,-Werror>"
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
+    $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${QUIRE_RACECHECK}>>:-DQUIRE_RACECHECK>
     # zeros for subnormals, as on the CPU (arithmetic.md 1)
     $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true>)
 endif()

@@ -17,6 +17,15 @@ QUIRE_DEVICE void hopper_threads_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* The same for memory that was written and that those who wait will read. */
+QUIRE_DEVICE void hopper_threads_tell(int id, int threads) {
+#ifdef QUIRE_RACECHECK
+  hopper_threads_sync(id, threads);
+#else
+  hopper_threads_arrive(id, threads);
+#endif
+}
+
 QUIRE_DEVICE uint64_t hopper_policy_keep(void) {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

@@ -49,7 +49,7 @@
 #define LOG2E 1.44269504088896f
 
 /* Named barriers of the two groups. */
-enum { EVEN_MAX = 1, ODD_MAX, EVEN_READY, ODD_READY, SUMS_READY };
+enum { EVEN_MAX = 1, ODD_MAX, EVEN_READY, ODD_READY, EVEN_SUMS, ODD_SUMS };
 
 struct attend_args {
   struct quire_attend op;
@@ -650,8 +650,12 @@ QUIRE_DEVICE void item_end(const struct attend_args &a, struct attend_state *sta
       state->sum[group][held_row(r)] = h->sum[r];
     }
   }
-  if (c.count > 0) {
-    hopper_threads_sync(SUMS_READY, GROUPS * GROUP);
+  if (group == 0) {
+    hopper_threads_tell(EVEN_SUMS, GROUPS * GROUP);
+    hopper_threads_sync(ODD_SUMS, GROUPS * GROUP);
+  } else {
+    hopper_threads_sync(EVEN_SUMS, GROUPS * GROUP);
+    hopper_threads_tell(ODD_SUMS, GROUPS * GROUP);
   }
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -682,11 +686,9 @@ QUIRE_DEVICE void half_await(struct attend_state *state, int tile, int half, uin
 
 /* The group has read a half of a tile: its copier, and of a pair both, may overwrite it. */
 template <bool PAIR> QUIRE_DEVICE void half_release(struct attend_state *state, int tile, int half) {
-  if (threadIdx.x % 32 == 0) {
-    hopper_barrier_arrive(&state->free[tile][half]);
-    if (PAIR) {
-      hopper_barrier_arrive_peer(hopper_peer(hopper_shared(&state->free[tile][half]), hopper_pair_rank() ^ 1));
-    }
+  hopper_barrier_arrive_warp(&state->free[tile][half]);
+  if (PAIR && threadIdx.x % 32 < HOPPER_WARP_ARRIVALS) {
+    hopper_barrier_arrive_peer(hopper_peer(hopper_shared(&state->free[tile][half]), hopper_pair_rank() ^ 1));
   }
 }
 
@@ -717,7 +719,7 @@ QUIRE_DEVICE void group_even(const struct attend_args &a, uint32_t shared, struc
       float max[2] = {h.max[0], h.max[1]}, factor[2];
       softmax(&h, max, a.scale);
       max_put(state, h.max);
-      hopper_threads_arrive(EVEN_MAX, GROUPS * GROUP);
+      hopper_threads_tell(EVEN_MAX, GROUPS * GROUP);
       values_own(&h, even);
       hopper_products_wait<0>();
       hopper_hold(h.out);
@@ -790,7 +792,7 @@ QUIRE_DEVICE void group_odd(const struct attend_args &a, uint32_t shared, struct
       softmax(&h, max, a.scale);
       __syncwarp();
       max_put(state, h.max);
-      hopper_threads_arrive(ODD_MAX, GROUPS * GROUP);
+      hopper_threads_tell(ODD_MAX, GROUPS * GROUP);
       values_own(&h, odd + HALF_BLOCKS * BLOCK_BYTES);
       probabilities_put(h, shared + ODD_AT);
       hopper_threads_arrive(ODD_READY, GROUPS * GROUP);
@@ -815,7 +817,7 @@ QUIRE_DEVICE void state_init(struct attend_state *state, bool fp8, bool pair) {
   for (int i = 0; i < 4; i++) {
     int arrivals = GROUP + (fp8 && i % 2 ? GROUP : 0) + pair; /* codes or rows, the rope, the other block's bytes */
     hopper_barrier_init(&state->full[i / 2][i % 2], arrivals);
-    hopper_barrier_init(&state->free[i / 2][i % 2], GROUP / 32 * (1 + pair));
+    hopper_barrier_init(&state->free[i / 2][i % 2], GROUP / 32 * HOPPER_WARP_ARRIVALS * (1 + pair));
   }
   hopper_barrier_init_fence();
 }

@@ -46,6 +46,22 @@ QUIRE_DEVICE void hopper_barrier_wait(uint64_t *barrier, uint32_t parity) {
   } while (done == 0);
 }
 
+/* racecheck (of compute-sanitizer) does not see that a lane may arrive for its warp, nor that bar.arrive orders what came
+ * before it; built for it (QUIRE_RACECHECK, for no other use) every lane arrives, and whoever tells waits. */
+#ifdef QUIRE_RACECHECK
+#define HOPPER_WARP_ARRIVALS 32
+#else
+#define HOPPER_WARP_ARRIVALS 1
+#endif
+
+/* Once for a warp that has read what the barrier guards: HOPPER_WARP_ARRIVALS arrivals. */
+QUIRE_DEVICE void hopper_barrier_arrive_warp(uint64_t *barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < HOPPER_WARP_ARRIVALS) {
+    hopper_barrier_arrive(barrier);
+  }
+}
+
 /* Barrier `id` (1 to 15) of the block among `threads` of its threads, whole warps. */
 QUIRE_DEVICE void hopper_threads_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
