@@ -22,6 +22,7 @@ enum { RANKS = 2, OPS = 120, BLOCK_MAX = 40000, ABORT_AT = 37 };
 
 static uint64_t seed_of_run;
 static int32_t gpus;
+static int32_t ops; /* of OPS: fewer under a sanitizer, which is slow */
 
 struct group {
   const char *name;
@@ -80,7 +81,7 @@ static void *rank_main(void *context) {
   struct group *group = member->group;
   int32_t exchanges = 0;
   quire_collective_attach(group->collective, member->rank, member->stream);
-  for (int32_t op = 0; op < OPS; op++) {
+  for (int32_t op = 0; op < ops; op++) {
     if (group->aborts && op == ABORT_AT && member->rank == 1) {
       quire_collective_abort(group->collective, 1);
     }
@@ -115,7 +116,7 @@ static void open_member(struct group *group, struct member *member, int32_t rank
                    QUIRE_OK);
   assert_int_equal(quire_device_memory(device, 2 * BLOCK_MAX, &member->memory, NULL), QUIRE_OK);
   assert_int_equal(quire_device_host(device, (size_t)OPS * (RANKS + 1) * BLOCK_MAX, &member->slab, NULL), QUIRE_OK);
-  for (int32_t op = 0; op < OPS; op++) {
+  for (int32_t op = 0; op < ops; op++) {
     uint8_t *staged = slab_of(member, op, RANKS);
     for (size_t i = 0; i < bytes_of(rank, op); i++) {
       staged[i] = byte_of(rank, op, i);
@@ -146,7 +147,7 @@ static void run_group(struct group *group) {
   }
   for (int32_t r = 0; r < RANKS; r++) {
     assert_int_equal(members[r].faults, 0);
-    assert_int_equal(members[r].completed, group->aborts ? ABORT_AT : OPS);
+    assert_int_equal(members[r].completed, group->aborts ? ABORT_AT : ops);
     assert_int_equal(wrong_bytes(&members[r]), 0);
     assert_int_equal(quire_stream_check(members[r].stream, NULL), QUIRE_OK);
   }
@@ -187,6 +188,7 @@ int main(void) {
   test_needs_gpus(1);
   (void)quire_cuda_describe(&info);
   gpus = info.devices < RANKS ? info.devices : RANKS;
+  ops = getenv("QUIRE_TEST_SMALL") != NULL ? ABORT_AT + 3 : OPS;
   seed_of_run = test_seed("test_collective_gpu");
   setenv("NCCL_NVLS_ENABLE", "0", 1); /* no multicast */
   alarm(110);
