@@ -1,12 +1,13 @@
 /* The driver of the matrix product, and its plain C tiles.
  *
- * Weights are never packed: a tile reads rows of W where they lie. Only what a tile cannot read as it is goes through
+ * A tile reads rows of W where they lie. Only what a tile cannot read as it is goes through
  * a stage on the stack: fp8 weights (widened once for a block of 64 rows), columns past the end, a k that is no
  * multiple of the step, operands of another type. Lanes live in registers over a chunk of k and in memory between
  * chunks, which changes nothing in them.
  *
  * Where k takes several chunks four n-tiles share a block: rows of x too many for the near caches come a quarter as
- * often. Many rows with a short k go by way of panels (gemm_panel.h).
+ * often. Many rows with a short k go by way of panels (gemm_panel.h), with a long one and scratch both operands are packed
+ * (gemm_packed.h).
  *
  * Rejected: folding the lanes at each 128 block of an fp8 weight (three times the shuffles), and keys as lanes as in
  * the indexer (needs packed weights); a fold by blends (fewer shuffles, slower). */

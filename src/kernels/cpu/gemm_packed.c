@@ -15,7 +15,8 @@
 #define UNIT_ELEMENTS (UNIT_STEPS * STEP)
 #define LINE_WORDS 16 /* behind each lane, so that their beginnings do not share sets of a cache */
 #define CACHE_LINE 64
-#define UNITS_AHEAD 2 /* between asking for weights and packing them */
+#define ALIAS_BYTES 4096
+#define UNITS_AHEAD 1 /* between asking for weights and packing them */
 #define TILE_ROWS (QUIRE_PACKED_TILE_GROUPS * QUIRE_PACKED_ROWS)
 /* Where packing pays, as measured. */
 #define ROWS_MIN 128
@@ -40,6 +41,7 @@ struct plan {
   int64_t row;
   int32_t rows;
   int32_t steps;
+  bool aliased;               /* columns of W lie a multiple of ALIAS_BYTES apart */
   int64_t x_stride, w_stride; /* between lanes */
 };
 
@@ -139,14 +141,18 @@ QUIRE_INLINE const uint8_t *unit_at(const struct plan *p, const struct panel *pa
   return (const uint8_t *)w->data + (column * w->ld + unit / halves * UNIT_ELEMENTS) * w_bytes(p);
 }
 
-/* Asks for runs of a unit's elements in one column, up to `until`, into the second level: the first one's sets are few
- * for columns that lie a multiple of 4 KiB apart, and full of the panel at work. (Always inline: gcc takes a function that only
- * prefetches for one without effect, and drops its calls.) */
+/* Asks for runs of a unit's elements in one column, up to `until`; where columns share sets of the first level cache,
+ * into the second. (Always inline: gcc takes a function that only prefetches for one without effect, and drops its
+ * calls.) */
 QUIRE_INLINE void panel_ask(const struct plan *p, struct panel *panel, int64_t until) {
   for (; panel->asked < until && panel->asked < panel->lines; panel->asked++) {
     const uint8_t *from = unit_at(p, panel, panel->asked / PACK_ROWS, panel->asked % PACK_ROWS);
     for (int64_t at = 0; at < UNIT_ELEMENTS * w_bytes(p); at += CACHE_LINE) {
-      __builtin_prefetch(from + at, 0, 2);
+      if (p->aliased) {
+        __builtin_prefetch(from + at, 0, 2);
+      } else {
+        __builtin_prefetch(from + at);
+      }
     }
   }
 }
@@ -239,6 +245,7 @@ void quire_packed_run(const struct quire_gemm_isa *isa, const struct quire_gemm 
   QUIRE_ASSERT(quire_packed_suits(isa, gemm) && gemm->y_dtype != QUIRE_DTYPE_FP8);
   p.x = (uint32_t *)(((uintptr_t)gemm->scratch + CACHE_LINE - 1) & ~(uintptr_t)(CACHE_LINE - 1));
   p.w_stride = w_lane(p.steps);
+  p.aliased = gemm->w.ld * w_bytes(&p) % ALIAS_BYTES == 0;
   for (p.row = 0; p.row < gemm->m; p.row += p.rows) {
     p.rows = (int32_t)(gemm->m - p.row < even ? gemm->m - p.row : even);
     p.x_stride = x_lane(p.rows, p.steps);
