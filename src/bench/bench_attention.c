@@ -1,7 +1,7 @@
 /* Sparse attention at real dimensions: eight query rows, each over its own 2,048 rows of a long context.
  *
  *   dot peak      2 * heads * selected * (576 + 512) operations a row at the rate of the dot product from registers
- *   composition   the same from oneDNN's parts, a row at a time: gather and dequantise to bf16, product, softmax,
+ *   composition   the same from oneDNN's parts, a row at a time: gather (asked for ahead) and dequantise to bf16, product, softmax,
  *                 rounding of P to bf16, product; without oneDNN it is left out */
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +13,7 @@
 #include "bench/bench_shapes.h"
 
 #define ROWS 8
+#define AHEAD_ROWS 8 /* that the composition asks for */
 
 struct attend_side {
   const struct quire_kernels *kernels;
@@ -74,6 +75,12 @@ static void composition_work(void *context) {
   for (int32_t row = 0; row < op->rows.m; row++) {
     const int32_t *list = op->indices + (int64_t)row * op->topk;
     for (int32_t i = 0; i < op->topk; i++) {
+      if (i + AHEAD_ROWS < op->topk) { /* rows lie anywhere: no stream that the processor would see */
+        const uint8_t *ahead = quire_kv_source_row(op->rows.sources, &op->part, 0, list[i + AHEAD_ROWS]);
+        for (int32_t at = 0; at < op->part.row_bytes; at += 64) {
+          __builtin_prefetch(ahead + at);
+        }
+      }
       decode_row(s, quire_kv_source_row(op->rows.sources, &op->part, 0, list[i]), s->rows + (int64_t)i * QUIRE_KV_DIM);
     }
     bench_dnnl_product_run(s->scores, s->q + (int64_t)row * op->heads * QUIRE_KV_DIM, s->rows, s->a);

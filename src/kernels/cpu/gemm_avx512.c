@@ -301,8 +301,7 @@ QUIRE_INLINE void row_pass(const struct quire_gemm_row *r, int rows, const uint8
   }
 }
 
-#define SHORT_K 512      /* columns of bf16 up to here are read one behind another */
-#define SHORT_AHEAD 4096 /* bytes */
+#define SHORT_K 512 /* columns of bf16 up to here are read one behind another */
 
 /* One row, 16 short columns in the order of memory: where columns are few lines long, several side by side cost a third
  * of the bandwidth. Their chains of sums run beside one another all the same. */
@@ -317,7 +316,7 @@ QUIRE_INLINE void row_short(const struct quire_gemm_row *r) {
       for (int64_t line = byte; line < byte + 2 * LINE; line += LINE) {
         __m512i wv = _mm512_loadu_si512(w + line);
         __m512i xv = _mm512_loadu_si512((const uint8_t *)r->x + line);
-        _mm_prefetch((const char *)(w + SHORT_AHEAD + line), _MM_HINT_T0);
+        _mm_prefetch((const char *)(w + QUIRE_GEMM_AHEAD + line), _MM_HINT_T0);
         acc[c] = _mm512_dpbf16_ps(acc[c], (__m512bh)xv, (__m512bh)wv);
       }
     }
