@@ -6,7 +6,8 @@
  *
  * Memory is the caller's, part by part (bind: page `local` of a part lies at base + local * page_stride), or the bank's
  * (allocate: for the parts that were not bound; it starts as NaN). Bound memory is never freed, and written by commands
- * only. The caller keeps it, host memory too, until the bank is destroyed. Memory of different ranks must not overlap.
+ * only. The caller keeps it, host memory too, until the bank is destroyed. Memory of different ranks must not overlap,
+ * nor host memory what a bank has.
  *
  * Commands of different banks are not ordered among each other: who needs that waits for the ack.
  *
@@ -70,8 +71,8 @@ QUIRE_API enum quire_status quire_kv_bank_create(struct quire_kv_layout *layout,
 QUIRE_API enum quire_status quire_kv_bank_destroy(struct quire_kv_bank *bank);
 
 /* The caller's memory for one part. page_stride >= the part's page_bytes; pages >= the rank's local pages. Parts may be
- * interleaved (one stride, each page of one between the pages of another) but not overlap. QUIRE_ERR_ARGUMENT;
- * QUIRE_ERR_STATE: the part has memory. */
+ * interleaved (one stride, each page of one between the pages of another) but not overlap each other or host memory.
+ * QUIRE_ERR_ARGUMENT; QUIRE_ERR_STATE: the part has memory. */
 QUIRE_API enum quire_status quire_kv_bank_bind(struct quire_kv_bank *bank, int32_t part, void *base,
                                                int64_t page_stride, int32_t pages, struct quire_error *error_out);
 /* Memory of the bank's own for all parts that have none, touched at once. QUIRE_ERR_MEMORY: the allocator refuses, or,
@@ -79,12 +80,12 @@ QUIRE_API enum quire_status quire_kv_bank_bind(struct quire_kv_bank *bank, int32
  * for the process's group included; the bank is as before, and fewer pages or memory bound by the caller may do.
  * QUIRE_ERR_STATE: all have memory. */
 QUIRE_API enum quire_status quire_kv_bank_allocate(struct quire_kv_bank *bank, struct quire_error *error_out);
-/* The worker's host memory, at a multiple of 8; the caller's. Again replaces the former. QUIRE_ERR_STATE: commands are
- * open. */
+/* The worker's host memory, at a multiple of 8; the caller's. Again replaces the former. QUIRE_ERR_ARGUMENT: it overlaps
+ * memory of the bank, among others. QUIRE_ERR_STATE: commands are open. */
 QUIRE_API enum quire_status quire_kv_bank_host(struct quire_kv_bank *bank, void *base, int64_t bytes,
                                                struct quire_error *error_out);
 /* Makes the banks of a worker, banks[r] being rank r's, known to each other. QUIRE_ERR_ARGUMENT when ranks or layouts
- * do not fit; QUIRE_ERR_STATE when a part has no memory, a command is open or a bank is connected already. */
+ * do not fit, or memory of two overlaps; QUIRE_ERR_STATE when a part has no memory, a command is open or a bank is connected already. */
 QUIRE_API enum quire_status quire_kv_bank_connect(struct quire_kv_bank *const *banks, int32_t ranks,
                                                   struct quire_error *error_out);
 

@@ -125,31 +125,57 @@ void quire_bank_destroy(struct quire_bank *bank) {
 
 /* -- memory ------------------------------------------------------------------------------------------------------- */
 
-/* May two parts live where they are? Yes when their extents are disjoint, or when they share one stride and their pages
- * take different places in it (an engine that keeps all layers of a page together). */
-static bool apart(const struct quire_peer_part *a, int64_t a_bytes, const struct quire_peer_part *b, int64_t b_bytes) {
-  if (a->pages == 0 || b->pages == 0) {
+/* Bytes that repeat: `pages` times `bytes`, each stride behind the last. */
+struct extent {
+  uintptr_t base, stride, bytes;
+  int32_t pages;
+};
+
+static struct extent extent_of_part(const struct quire_bank *bank, int32_t part) {
+  const struct quire_peer_part *at = &bank->part[part];
+  QUIRE_ASSERT(bank->bound[part]);
+  return (struct extent){(uintptr_t)at->base, (uintptr_t)at->page_stride, (uintptr_t)bank->parts.part[part].page_bytes,
+                         at->pages};
+}
+
+static struct extent extent_of_host(const void *base, int64_t bytes) {
+  return (struct extent){(uintptr_t)base, (uintptr_t)bytes, (uintptr_t)bytes, base == NULL ? 0 : 1};
+}
+
+static uintptr_t extent_end(const struct extent *e) {
+  return e->pages == 0 ? e->base : e->base + (uintptr_t)(e->pages - 1) * e->stride + e->bytes;
+}
+
+/* May two extents live where they are? Yes when they are disjoint, or when they share one stride and their pages take
+ * different places in it (an engine that keeps all layers of a page together). One page alone has any stride. */
+static bool apart(const struct extent *a, const struct extent *b) {
+  if (a->pages == 0 || b->pages == 0 || extent_end(a) <= b->base || extent_end(b) <= a->base) {
     return true;
   }
-  uintptr_t a_begin = (uintptr_t)a->base;
-  uintptr_t b_begin = (uintptr_t)b->base;
-  uintptr_t a_end = a_begin + (uintptr_t)((a->pages - 1) * a->page_stride + a_bytes);
-  uintptr_t b_end = b_begin + (uintptr_t)((b->pages - 1) * b->page_stride + b_bytes);
-  if (a_end <= b_begin || b_end <= a_begin) {
-    return true;
-  }
-  if (a->page_stride != b->page_stride) {
+  if (a->stride != b->stride && a->pages > 1 && b->pages > 1) {
     return false;
   }
-  uintptr_t stride = (uintptr_t)a->page_stride;
+  uintptr_t stride = a->pages > 1 ? a->stride : b->stride;
   uintptr_t distance =
-      b_begin >= a_begin ? (b_begin - a_begin) % stride : (stride - (a_begin - b_begin) % stride) % stride;
-  return distance >= (uintptr_t)a_bytes && distance + (uintptr_t)b_bytes <= stride;
+      b->base >= a->base ? (b->base - a->base) % stride : (stride - (a->base - b->base) % stride) % stride;
+  return distance >= a->bytes && distance + b->bytes <= stride;
+}
+
+/* The first bound part of the bank that is not apart from an extent; -1: none. */
+static int32_t part_in_the_way(const struct quire_bank *bank, const struct extent *e) {
+  for (int32_t i = 0; i < bank->parts.count; i++) {
+    struct extent other = bank->bound[i] ? extent_of_part(bank, i) : (struct extent){0};
+    if (!apart(e, &other)) {
+      return i;
+    }
+  }
+  return -1;
 }
 
 /* Why memory cannot be bound to a part; NULL when it can. */
 static const char *bind_fault(const struct quire_bank *bank, int32_t part, void *base, int64_t page_stride,
                               int32_t pages) {
+  int64_t bytes = 0;
   uintptr_t end = 0;
   if (base == NULL || (uintptr_t)base % QUIRE_BANK_BIND_ALIGN != 0 || page_stride % QUIRE_BANK_BIND_ALIGN != 0) {
     return "base and stride must be multiples of 16 bytes";
@@ -160,16 +186,15 @@ static const char *bind_fault(const struct quire_bank *bank, int32_t part, void 
   if (pages < bank->local_pages) {
     return "fewer pages than the geometry gives this rank";
   }
-  if (__builtin_mul_overflow((uintptr_t)page_stride, (uintptr_t)pages, &end) ||
-      __builtin_add_overflow((uintptr_t)base, end, &end)) {
+  if (__builtin_mul_overflow(page_stride, (int64_t)pages, &bytes) ||
+      __builtin_add_overflow((uintptr_t)base, (uintptr_t)bytes, &end)) {
     return "the memory would pass the end of the address space";
   }
-  struct quire_peer_part wanted = {.base = base, .page_stride = page_stride, .pages = bank->local_pages};
-  for (int32_t i = 0; i < bank->parts.count; i++) {
-    if (bank->bound[i] &&
-        !apart(&bank->part[i], bank->parts.part[i].page_bytes, &wanted, bank->parts.part[part].page_bytes)) {
-      return "the memory overlaps that of another part";
-    }
+  struct extent wanted = {(uintptr_t)base, (uintptr_t)page_stride, (uintptr_t)bank->parts.part[part].page_bytes,
+                          bank->local_pages};
+  struct extent host = extent_of_host(bank->host, bank->host_bytes);
+  if (part_in_the_way(bank, &wanted) >= 0 || !apart(&wanted, &host)) {
+    return "the memory overlaps that of another part, or host memory";
   }
   return NULL;
 }
@@ -243,6 +268,16 @@ enum quire_status quire_bank_host(struct quire_bank *bank, void *base, int64_t b
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "bank", "host memory of %lld bytes at %p", (long long)bytes,
                            base);
   }
+  uintptr_t end = 0;
+  if (__builtin_add_overflow((uintptr_t)base, (uintptr_t)bytes, &end)) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "bank",
+                           "%lld bytes of host memory pass the end of the address space", (long long)bytes);
+  }
+  struct extent wanted = extent_of_host(base, bytes);
+  int32_t part = part_in_the_way(bank, &wanted);
+  if (part >= 0) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "bank", "host memory overlaps that of part %d", (int)part);
+  }
   bank->host = base;
   bank->host_bytes = bytes;
   return QUIRE_OK;
@@ -269,6 +304,40 @@ static bool same_geometry(const struct quire_geometry *a, const struct quire_geo
          a->pages == b->pages;
 }
 
+/* From the first byte of a bank to behind its last, gaps included. */
+static struct extent extent_of_bank(const struct quire_bank *bank) {
+  uintptr_t begin = UINTPTR_MAX, end = 0;
+  for (int32_t i = 0; i < bank->parts.count; i++) {
+    struct extent e = extent_of_part(bank, i);
+    begin = e.base < begin ? e.base : begin;
+    end = extent_end(&e) > end ? extent_end(&e) : end;
+  }
+  QUIRE_ASSERT(begin <= end);
+  return (struct extent){begin, end - begin, end - begin, bank->local_pages == 0 || begin == end ? 0 : 1};
+}
+
+/* A copy between ranks reads one's memory and writes the other's, so no page of theirs may share a byte. */
+static enum quire_status memory_check(struct quire_bank *const *banks, int32_t ranks, struct quire_error *error_out) {
+  for (int32_t r = 1; r < ranks; r++) {
+    for (int32_t s = 0; s < r; s++) {
+      struct extent one = extent_of_bank(banks[r]), other = extent_of_bank(banks[s]);
+      if (apart(&one, &other)) {
+        continue;
+      }
+      for (int32_t i = 0; i < banks[r]->parts.count; i++) {
+        struct extent e = extent_of_part(banks[r], i);
+        int32_t j = part_in_the_way(banks[s], &e);
+        if (j >= 0) {
+          return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "bank",
+                                 "the memory of part %d of rank %d overlaps that of part %d of rank %d", (int)i, (int)r,
+                                 (int)j, (int)s);
+        }
+      }
+    }
+  }
+  return QUIRE_OK;
+}
+
 static enum quire_status connect_check(struct quire_bank *const *banks, int32_t ranks, struct quire_error *error_out) {
   for (int32_t r = 0; r < ranks; r++) {
     const struct quire_bank *bank = banks[r];
@@ -289,7 +358,7 @@ static enum quire_status connect_check(struct quire_bank *const *banks, int32_t 
       return quire_error_set(error_out, QUIRE_ERR_STATE, "bank", "rank %d has open commands", (int)r);
     }
   }
-  return QUIRE_OK;
+  return memory_check(banks, ranks, error_out);
 }
 
 enum quire_status quire_bank_connect(struct quire_bank *const *banks, int32_t ranks, struct quire_peer_map *map_out,

@@ -81,19 +81,20 @@ enum quire_status quire_bank_create(const struct quire_env *env, const struct qu
 void quire_bank_destroy(struct quire_bank *bank);
 
 /* The caller's memory for one part. page_stride >= the part's page bytes; pages >= the rank's local pages (those behind
- * are not touched). The pages of different parts may be interleaved (one stride) but not overlap. QUIRE_ERR_ARGUMENT;
- * QUIRE_ERR_STATE when the part has memory. */
+ * are not touched). The pages of different parts may be interleaved (one stride) but not overlap, nor host memory.
+ * QUIRE_ERR_ARGUMENT; QUIRE_ERR_STATE when the part has memory. */
 enum quire_status quire_bank_bind(struct quire_bank *bank, int32_t part, void *base, int64_t page_stride, int32_t pages,
                                   struct quire_error *error_out);
 /* Own memory for all parts that have none. Touched by the calling thread: a rank calls it from its own, where the node
  * has several memory controllers. QUIRE_ERR_MEMORY, QUIRE_ERR_STATE (all have memory). */
 enum quire_status quire_bank_allocate(struct quire_bank *bank, struct quire_error *error_out);
 /* Host memory of the worker, at a multiple of 8. Again replaces the former; not while a command is open (then
- * QUIRE_ERR_STATE). */
+ * QUIRE_ERR_STATE), and not over memory of the bank's parts (QUIRE_ERR_ARGUMENT). */
 enum quire_status quire_bank_host(struct quire_bank *bank, void *base, int64_t bytes, struct quire_error *error_out);
 
 /* Makes the banks of a worker, banks[r] being rank r's, known to each other; all parts must have memory. map_out (may
- * be NULL) is for views. QUIRE_ERR_ARGUMENT when ranks, geometry, parts or fingerprints do not fit, QUIRE_ERR_STATE
+ * be NULL) is for views. QUIRE_ERR_ARGUMENT when ranks, geometry, parts or fingerprints do not fit or memory of two
+ * overlaps, QUIRE_ERR_STATE
  * when a part has no memory; then no bank is changed. */
 enum quire_status quire_bank_connect(struct quire_bank *const *banks, int32_t ranks, struct quire_peer_map *map_out,
                                      struct quire_error *error_out);

@@ -1,4 +1,5 @@
-"""What libquire.so exports is what src/api/quire.map lists, what the public headers declare, and what test_api.c calls.
+"""What libquire.so exports is what src/api/quire.map lists, what the public headers declare, what test_api.c calls, and
+what the table of test_api_hostile.c has.
 
 Arguments: the source folder, the library."""
 
@@ -34,10 +35,12 @@ for name in sorted(os.listdir(os.path.join(root, "include/quire"))):
     text = without_comments(read("include/quire/" + name))
     declared |= set(re.findall(r"QUIRE_API[^;(]*?\b(quire_\w+)\(", text))
 called = set(re.findall(r"\b(quire_\w+)\(", without_comments(read("tests/api/test_api.c"))))
+hostile = {"quire_" + name for name in re.findall(r"\b(?:CALL|RARE)\((\w+)\),", read("tests/api/test_api_hostile.c"))}
 bound = set(re.findall(r"\bquire_(?:kv_\w+|version)\b", read("bindings/python/quire/__init__.py")))
 
 faults = 0
 for what, names in (("the map", mapped), ("the headers", declared), ("the tests", called & declared),
+                    ("the table of hostile calls", hostile),
                     ("the Python package", bound & declared)):
     for name in sorted(exported ^ names):
         print(f"{name}: {'not in' if name in exported else 'exported by none, but in'} {what}")
