@@ -7,6 +7,7 @@
 
 #define VECTORS (QUIRE_PACKED_COLUMNS / 16)
 #define SUMS (QUIRE_PACKED_ROWS * VECTORS)
+#define X_STEPS_AHEAD 64 /* asked for: x does not stay in the second level */
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
 
 /* The position of a lane in the order of the tree. */
@@ -38,6 +39,7 @@ QUIRE_INLINE void steps(const uint32_t *x, const uint32_t *w, int64_t begin, int
     acc[j] = _mm512_setzero_ps();
   }
   for (int64_t step = begin; step < end; step++) {
+    __builtin_prefetch(x + (step + X_STEPS_AHEAD) * QUIRE_PACKED_ROWS);
     QUIRE_UNROLL
     for (int j = 0; j < SUMS; j++) {
       int32_t two = (int32_t)x[step * QUIRE_PACKED_ROWS + j / VECTORS];
