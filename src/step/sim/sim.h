@@ -38,6 +38,9 @@ struct quire_sim_config {
   const int *dead;          /* atomic, the caller's: not 0 once rank 0 has died; NULL: it lives */
   uint64_t step_ns, row_ns; /* what a step and each of its rows take */
   uint64_t *clock_ns;       /* NULL: nobody looks */
+  uint64_t *spent_ns;       /* grows by the time in post, measured in every 16th step; NULL: not read */
+  uint64_t (*spent_clock)(const void *context); /* for spent_ns */
+  const void *spent_context;
 };
 
 /* A model of no weights, one layer and a draft layer, for an engine with this executor. */
