@@ -89,7 +89,8 @@ static bool leads(const struct engine_request *leader, int32_t pages) {
   return leader != NULL && leader->state == QUIRE_SCHED_PREFILL && !leader->paused && leader->sealed < pages;
 }
 
-/* Does a running prefill compute pages this request could take? Remembers which. */
+/* Does a running prefill compute pages this request could take? Remembers which. Prefills are among those that came
+ * last. */
 static bool has_leader(struct quire_engine *engine, struct engine_request *r) {
   if (r->no_match || r->cold->match_max > 0 || r->count <= engine->geometry.page_tokens) {
     return false;
@@ -99,7 +100,7 @@ static bool has_leader(struct quire_engine *engine, struct engine_request *r) {
   }
   r->cold->leader = 0;
   int32_t prefills = engine->states[QUIRE_SCHED_PREFILL];
-  for (int32_t i = 0; i < engine->running_count && prefills > 0; i++) {
+  for (int32_t i = engine->running_count - 1; i >= 0 && prefills > 0; i--) {
     const struct engine_request *other = &engine->requests[engine->running[i]];
     if (engine->shown[i].state != QUIRE_SCHED_PREFILL) {
       continue;

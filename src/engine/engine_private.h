@@ -146,7 +146,15 @@ void quire_engine_set_state(struct quire_engine *engine, struct engine_request *
 void quire_engine_enqueue(struct quire_engine *engine, struct engine_request *r);
 void quire_engine_dequeue(struct quire_engine *engine, struct engine_request *r);
 /* Brings the scheduler's record of a running request up to date: all of it that changes while it runs. */
-void quire_engine_show(struct quire_engine *engine, const struct engine_request *r);
+static inline void quire_engine_show(struct quire_engine *engine, const struct engine_request *r) {
+  bool needs_page = r->state == QUIRE_SCHED_DECODE && r->computed >= r->pages * engine->geometry.page_tokens;
+  struct quire_sched_running *shown = &engine->shown[r->run];
+  shown->state = r->state;
+  shown->flags = (uint8_t)((r->paused ? QUIRE_SCHED_PAUSED : 0) | (needs_page ? QUIRE_SCHED_NEEDS_PAGE : 0));
+  shown->left = r->count - r->computed;
+  shown->computed = r->computed;
+  shown->pages = r->pages;
+}
 void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r);
 void quire_engine_run_remove(struct quire_engine *engine, struct engine_request *r);
 /* Appends an event with everything but its token, which the caller fills in where it is. */

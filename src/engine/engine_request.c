@@ -105,16 +105,6 @@ void quire_engine_dequeue(struct quire_engine *engine, struct engine_request *r)
 
 /* --- the running --- */
 
-void quire_engine_show(struct quire_engine *engine, const struct engine_request *r) {
-  bool needs_page = r->state == QUIRE_SCHED_DECODE && r->computed >= r->pages * engine->geometry.page_tokens;
-  struct quire_sched_running *shown = &engine->shown[r->run];
-  shown->state = r->state;
-  shown->flags = (uint8_t)((r->paused ? QUIRE_SCHED_PAUSED : 0) | (needs_page ? QUIRE_SCHED_NEEDS_PAGE : 0));
-  shown->left = r->count - r->computed;
-  shown->computed = r->computed;
-  shown->pages = r->pages;
-}
-
 void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r) {
   QUIRE_ASSERT(engine->running_count < engine->running_max && r->run == ENGINE_NONE);
   r->run = engine->running_count++;
@@ -159,10 +149,14 @@ struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const 
 
 int32_t quire_engine_poll(struct quire_engine *engine, struct quire_engine_event *events_out, int32_t max) {
   int32_t taken = 0;
-  for (; taken < max && engine->events_count > 0; taken++) {
-    events_out[taken] = engine->events[engine->events_first++];
-    engine->events_first = engine->events_first == engine->events_max ? 0 : engine->events_first;
-    engine->events_count--;
+  while (taken < max && engine->events_count > 0) { /* twice where the ring ends in between */
+    int32_t most = max - taken < engine->events_count ? max - taken : engine->events_count;
+    int32_t behind = engine->events_max - engine->events_first;
+    int32_t count = most < behind ? most : behind;
+    memcpy(events_out + taken, engine->events + engine->events_first, (size_t)count * sizeof *events_out);
+    engine->events_first = count == behind ? 0 : engine->events_first + count;
+    engine->events_count -= count;
+    taken += count;
   }
   if (engine->events_count == 0) { /* the same lines of memory again, not the next ones of the ring */
     engine->events_first = 0;

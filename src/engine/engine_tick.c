@@ -195,11 +195,6 @@ static void build_plan(struct quire_engine *engine) {
 
 /* --- acknowledgements to cache calls and events --- */
 
-static const struct quire_step_result *result_of(const struct quire_engine *engine,
-                                                 const struct quire_step_entry *entry, struct quire_step_ack *ack) {
-  return quire_step_ack_results(ack) + (entry - quire_step_plan_entries(engine->plan));
-}
-
 static void keep_rows(const struct quire_engine *engine, const struct engine_request *r,
                       const struct quire_step_entry *entry, struct quire_step_ack *ack) {
   const struct quire_step_row *rows = quire_step_ack_rows(ack, &engine->step.limits) + entry->token_first;
@@ -269,14 +264,15 @@ void quire_engine_complete(struct quire_engine *engine, struct engine_request *r
 /* The likeliest tokens beside the one an entry drew. */
 static const struct quire_top *tops_of(const struct quire_engine *engine, const struct quire_step_entry *entry,
                                        struct quire_step_ack *ack, int32_t *count_out) {
-  const struct quire_step_sampling *record = quire_step_entry_sampling(engine->plan, &engine->step.limits, entry);
+  const struct quire_step_sampling *record =
+      entry->sampling < 0 ? NULL : quire_step_entry_sampling(engine->plan, &engine->step.limits, entry);
   *count_out = record == NULL ? 0 : record->top_count;
   return *count_out == 0 ? NULL : quire_step_ack_tops(ack, &engine->step.limits) + record->top_first;
 }
 
 /* Takes the drawn token, if there is one, and decides what comes next. */
 static void advance(struct quire_engine *engine, struct engine_request *r, const struct quire_step_entry *entry,
-                    struct quire_step_ack *ack) {
+                    const struct quire_step_result *result, struct quire_step_ack *ack) {
   if (r->state == QUIRE_SCHED_DRAIN) {
     settle_done(engine, r);
     return;
@@ -289,7 +285,6 @@ static void advance(struct quire_engine *engine, struct engine_request *r, const
     quire_engine_complete(engine, r, QUIRE_FINISH_LENGTH);
     return;
   }
-  const struct quire_step_result *result = result_of(engine, entry, ack);
   QUIRE_ASSERT(result->token != QUIRE_TOKEN_ABSENT);
   struct quire_engine_event *event = quire_engine_emit(engine, r, QUIRE_EVENT_TOKEN);
   event->token = result->token;
@@ -311,8 +306,7 @@ static void advance(struct quire_engine *engine, struct engine_request *r, const
 /* The step's rows are where the plan said: tells the cache what lies in pages. A request whose rows are not finite fails
  * and seals nothing of this step. */
 static void settle(struct quire_engine *engine, struct engine_request *r, const struct quire_step_entry *entry,
-                   struct quire_step_ack *ack) {
-  const struct quire_step_result *result = result_of(engine, entry, ack);
+                   const struct quire_step_result *result, struct quire_step_ack *ack) {
   r->announced = entry->append_begin + entry->append_count;
   if (result->nonfinite != 0) {
     quire_error_set(&r->cold->error, QUIRE_ERR_NONFINITE, "request",
@@ -338,7 +332,7 @@ static void settle(struct quire_engine *engine, struct engine_request *r, const 
   if (prefill && r->cold->rows != NULL) {
     keep_rows(engine, r, entry, ack);
   }
-  advance(engine, r, entry, ack);
+  advance(engine, r, entry, result, ack);
 }
 
 /* A rank failed: everything ends. */
@@ -380,6 +374,7 @@ static enum quire_status run_plan(struct quire_engine *engine, struct quire_erro
   }
   engine->stats.steps++;
   const struct quire_step_entry *entries = quire_step_plan_entries(engine->plan);
+  const struct quire_step_result *results = quire_step_ack_results(ack);
   int32_t count = engine->decision.run_count;
   for (int32_t i = 0; i < count; i++) { /* those that end leave the running, which moves others */
     engine->decision.runs[i].index = engine->running[engine->decision.runs[i].index];
@@ -391,17 +386,18 @@ static enum quire_status run_plan(struct quire_engine *engine, struct quire_erro
     if (i + AHEAD_TOKENS < count) {
       fetch_tokens(engine, engine->decision.runs[i + AHEAD_TOKENS].index);
     }
-    settle(engine, &engine->requests[engine->decision.runs[i].index], &entries[i], ack);
+    settle(engine, &engine->requests[engine->decision.runs[i].index], &entries[i], &results[i], ack);
   }
   return QUIRE_OK;
 }
 
 /* --- the tick --- */
 
-/* At the border between two chunks another request may just have filled what this one would compute next. */
+/* At the border between two chunks another request may just have filled what this one would compute next. Prefills are
+ * among those that came last. */
 static void rematch(struct quire_engine *engine) {
   int32_t prefills = engine->states[QUIRE_SCHED_PREFILL];
-  for (int32_t i = 0; i < engine->running_count && prefills > 0; i++) {
+  for (int32_t i = engine->running_count - 1; i >= 0 && prefills > 0; i--) {
     if (engine->shown[i].state != QUIRE_SCHED_PREFILL) {
       continue;
     }

@@ -79,8 +79,11 @@ static int32_t pages_wanted(const struct quire_sched_snapshot *s) {
 }
 
 static void choose_victims(const struct quire_sched_snapshot *s, struct quire_sched_decision *out) {
-  int64_t wanted = pages_wanted(s);
   int64_t have = (int64_t)s->pages_available + s->pages_coming;
+  if (have >= s->running_count && !s->squeezed) {
+    return; /* a page for each of them */
+  }
+  int64_t wanted = pages_wanted(s);
   bool short_of_pages = wanted > have || (s->squeezed && wanted > 0 && s->pages_coming == 0);
   while (short_of_pages) {
     int32_t victim = next_victim(s, out);
