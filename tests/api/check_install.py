@@ -1,5 +1,6 @@
 """An installed libquire is enough: it is installed into a folder of its own, the example is compiled against it as its
-first comment says, with nothing but pkg-config, and runs; so does the Python package.
+first comment says, with nothing but pkg-config, by the build's compiler and clang where it is, and runs; so does the
+test of the Python package.
 
 Arguments: the source folder, the build folder, cmake, the C compiler."""
 
@@ -33,14 +34,16 @@ def main():
         assert linked == ["-lquire"], f"an embedder links libquire alone, not {linked}"
         version = run("pkg-config", "--modversion", "quire", env=environment).strip()
         source = os.path.join(root, "examples/embed.c")
-        for standard in ("-std=c17", "-std=gnu2x"):
-            program = os.path.join(prefix, "embed")
-            run(compiler, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program, *flags)
-            assert run(program, env=environment).endswith("done\n")
+        program = os.path.join(prefix, "embed")
+        for one in {compiler, shutil.which("clang-14") or compiler}:
+            for standard in ("-std=c17", "-std=gnu2x"):
+                run(one, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program, *flags)
+                assert run(program, env=environment).endswith("done\n")
         script = f"import quire; assert quire.version() == {version!r}, quire.version()"
         environment["PYTHONPATH"] = os.path.join(root, "bindings/python")
         environment["QUIRE_LIBRARY"] = os.path.join(library, "libquire.so")
         run(sys.executable, "-B", "-c", script, env=environment)
+        run(sys.executable, "-B", os.path.join(root, "bindings/python/test_quire.py"), env=environment)
         print(f"quire {version}: {' '.join(flags)}")
 
 
