@@ -409,6 +409,9 @@ static void *controller_main(void *context) {
       idle = true; /* once more round, so that the picture shows the end */
       continue;
     }
+    if (quire_cache_coming(worker->engine->cache) > 0) {
+      tick(worker); /* pages that are poisoned come home, also when no request follows */
+    }
     watch_ranks(worker);
     sleep_until_told(worker, WORKER_IDLE_NS);
   }

@@ -72,6 +72,49 @@ static void expect_idle(struct quire_worker *worker) {
   assert_int_equal(stats.engine.waiting + stats.engine.prefilling + stats.engine.decoding, 0);
 }
 
+/* Waits until every page is free, or cached where that counts. Returns the pages that are cached. */
+static int32_t wait_free(struct quire_worker *worker, bool or_cached) {
+  struct quire_worker_stats stats = {0};
+  for (int i = 0; i < 5000; i++) {
+    quire_worker_stats(worker, &stats);
+    if (stats.cache.free + (or_cached ? stats.cache.cached : 0) == stats.cache.pages) {
+      return stats.cache.cached;
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+  fail_msg("of %d pages %d are free, %d cached, %d quarantined", stats.cache.pages, stats.cache.free,
+           stats.cache.cached, stats.cache.quarantined);
+  return -1;
+}
+
+/* Nobody asks any more, and yet every page is free in the end: those that are poisoned before they may be used again come
+ * home without another request. */
+static void poisoned_pages_come_home(void **unused) {
+  (void)unused;
+  struct sim_engine s;
+  sim_engine_defaults(&s);
+  s.config.poison = true;
+  struct quire_worker *worker = open_worker(&s, 4, 64, 0);
+  int32_t tokens[200];
+  sim_prompt(1, 0, 1, 200, tokens);
+  struct quire_engine_request request = request_of(tokens, 200, 9);
+  quire_ticket ticket, news[4];
+  assert_int_equal(quire_worker_submit(worker, &request, &ticket, NULL), QUIRE_OK);
+  struct quire_engine_event event = {0};
+  while (event.kind != QUIRE_EVENT_DONE) {
+    wait_news(worker, news, 4);
+    while (event.kind != QUIRE_EVENT_DONE && quire_worker_take(worker, ticket, &event, 1) == 1) {
+    }
+  }
+  quire_worker_close(worker, ticket);
+  expect_idle(worker);
+  assert_true(wait_free(worker, true) > 0);
+  quire_worker_flush(worker);
+  wait_free(worker, false);
+  quire_worker_destroy(worker);
+  sim_engine_close(&s);
+}
+
 struct expected {
   int32_t tokens[300];
   int32_t answer[NEW_MAX];
@@ -370,13 +413,10 @@ static void a_ticket_keeps_its_rows(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(many_requests_come_back),
-      cmocka_unit_test(a_slow_reader_holds_nobody_up),
-      cmocka_unit_test(a_reader_that_never_reads_is_ended),
-      cmocka_unit_test(refusals_come_at_once),
-      cmocka_unit_test(a_crowd_leaves_nothing_behind),
-      cmocka_unit_test(a_failed_rank_reaches_everybody),
-      cmocka_unit_test(a_ticket_keeps_its_rows),
+      cmocka_unit_test(many_requests_come_back),         cmocka_unit_test(poisoned_pages_come_home),
+      cmocka_unit_test(a_slow_reader_holds_nobody_up),   cmocka_unit_test(a_reader_that_never_reads_is_ended),
+      cmocka_unit_test(refusals_come_at_once),           cmocka_unit_test(a_crowd_leaves_nothing_behind),
+      cmocka_unit_test(a_failed_rank_reaches_everybody), cmocka_unit_test(a_ticket_keeps_its_rows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
