@@ -1,5 +1,7 @@
 #include "sched/sched.h"
 
+#include <stddef.h>
+
 #include "base/assert.h"
 
 /* --- states --- */
@@ -43,21 +45,12 @@ static bool can_give_way(const struct quire_sched_running *r) {
   return r->state == QUIRE_SCHED_PREFILL || r->state == QUIRE_SCHED_DECODE;
 }
 
-static bool chosen(const struct quire_sched_decision *decision, int32_t index) {
-  for (int32_t i = 0; i < decision->victim_count; i++) {
-    if (decision->victims[i] == index) {
-      return true;
-    }
-  }
-  return false;
-}
-
-/* The next to give way, or -1 when only the first in order is left. */
-static int32_t next_victim(const struct quire_sched_snapshot *s, const struct quire_sched_decision *decision) {
+/* The next to give way after the one that did last (NULL: nobody did), or -1 when only the first in order is left. */
+static int32_t next_victim(const struct quire_sched_snapshot *s, const struct quire_sched_running *last) {
   int32_t victim = -1, first = -1;
   for (int32_t i = 0; i < s->running_count; i++) {
     const struct quire_sched_running *r = &s->running[i];
-    if (!can_give_way(r) || chosen(decision, i)) {
+    if (!can_give_way(r) || (last != NULL && !gives_way_before(last, r))) {
       continue;
     }
     if (!paused(r) && (first < 0 || before(r, &s->running[first]))) {
@@ -85,15 +78,15 @@ static void choose_victims(const struct quire_sched_snapshot *s, struct quire_sc
   }
   int64_t wanted = pages_wanted(s);
   bool short_of_pages = wanted > have || (s->squeezed && wanted > 0 && s->pages_coming == 0);
-  while (short_of_pages) {
-    int32_t victim = next_victim(s, out);
+  for (const struct quire_sched_running *last = NULL; short_of_pages;) {
+    int32_t victim = next_victim(s, last);
     if (victim < 0) {
       break;
     }
-    const struct quire_sched_running *r = &s->running[victim];
+    last = &s->running[victim];
     out->victims[out->victim_count++] = victim;
-    have += r->pages;
-    wanted -= r->flags == QUIRE_SCHED_NEEDS_PAGE;
+    have += last->pages;
+    wanted -= last->flags == QUIRE_SCHED_NEEDS_PAGE;
     short_of_pages = wanted > have;
   }
 }
@@ -172,17 +165,27 @@ static bool yields(const struct quire_sched_limits *limits, const struct quire_s
   return can_give_way(r) && (int64_t)w->priority - r->priority >= limits->yield_margin;
 }
 
-/* Of those that yield to w the next to go, or -1. */
+/* Of those that yield to w the next to go after the last that did (NULL: nobody did), or -1. */
 static int32_t next_yielding(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *s,
-                             const struct quire_sched_waiting *w, const struct quire_sched_decision *decision) {
+                             const struct quire_sched_waiting *w, const struct quire_sched_running *last) {
   int32_t next = -1;
   for (int32_t i = 0; i < s->running_count; i++) {
     const struct quire_sched_running *r = &s->running[i];
-    if (yields(limits, r, w) && (next < 0 || gives_way_before(r, &s->running[next])) && !chosen(decision, i)) {
+    if (yields(limits, r, w) && (last == NULL || gives_way_before(last, r)) &&
+        (next < 0 || gives_way_before(r, &s->running[next]))) {
       next = i;
     }
   }
   return next;
+}
+
+static void give_back(struct room *room, const struct quire_sched_running *r) {
+  room->slots++;
+  room->pages += r->pages + (r->state == QUIRE_SCHED_DECODE && !paused(r));
+}
+
+static bool has_room(const struct room *room, const struct quire_sched_waiting *w) {
+  return room->slots > 0 && w->pages <= room->pages;
 }
 
 /* Who gives way to the first that waits and matters more, all or nobody. */
@@ -200,16 +203,22 @@ static void choose_yielding(const struct quire_sched_limits *limits, const struc
   if (room.prefills <= 0 || (w->left > quire_sched_short_max(limits) && room.longs <= 0)) {
     return;
   }
-  while (room.slots <= 0 || w->pages > room.pages || (w->refused && out->victim_count == 0)) {
-    int32_t victim = next_yielding(limits, s, w, out);
-    if (victim < 0) {
-      out->victim_count = 0;
-      return;
+  struct room most = room;
+  for (int32_t i = 0; i < s->running_count; i++) {
+    if (yields(limits, &s->running[i], w)) {
+      give_back(&most, &s->running[i]);
     }
-    const struct quire_sched_running *r = &s->running[victim];
+  }
+  bool enough = has_room(&room, w) && !w->refused;
+  for (const struct quire_sched_running *last = NULL; !enough && has_room(&most, w);) {
+    int32_t victim = next_yielding(limits, s, w, last);
+    if (victim < 0) { /* it was refused, and nobody yields */
+      break;
+    }
+    last = &s->running[victim];
     out->victims[out->victim_count++] = victim;
-    room.slots++;
-    room.pages += r->pages + (r->state == QUIRE_SCHED_DECODE && !paused(r));
+    give_back(&room, last);
+    enough = has_room(&room, w);
   }
 }
 

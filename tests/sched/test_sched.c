@@ -2,7 +2,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -360,6 +362,45 @@ static void who_matters_more_takes_the_place(void **unused) {
   assert_int_equal(s.decision.victim_count, 0);
 }
 
+/* As many as can run, and somebody who needs almost all they have, or more: each is chosen once and in order, and choosing
+ * does not take the square of a square of them (a second for the lot: it takes some 10 ms). */
+static void a_crowd_gives_way_in_order(void **unused) {
+  (void)unused;
+  enum { CROWD = 4096, ROUNDS = 8 };
+  struct scene s;
+  scene_init(&s);
+  struct quire_sched_running *running = calloc(CROWD, sizeof *running);
+  int32_t *victims = calloc(CROWD, sizeof *victims);
+  assert_true(running != NULL && victims != NULL);
+  for (int32_t i = 0; i < CROWD; i++) { /* orders 1 to CROWD, each once */
+    running[i] = (struct quire_sched_running){
+        .order = (uint64_t)(i * 1597 % CROWD) + 1, .state = QUIRE_SCHED_DECODE, .pages = 4};
+  }
+  s.snapshot.running = running;
+  s.snapshot.running_count = CROWD;
+  s.snapshot.pages_available = 0;
+  s.decision.victims = victims;
+  s.limits.running_max = CROWD;
+  s.limits.yield_margin = 1;
+  struct quire_sched_waiting *w = wait_for(&s, 10, 4 * (CROWD - 96));
+  w->priority = 1;
+  clock_t begin = clock();
+  for (int32_t round = 0; round < ROUNDS; round++) {
+    w->pages = 4 * (CROWD - 96);
+    admit(&s);
+    assert_in_range(s.decision.victim_count, CROWD - 96, CROWD);
+    for (int32_t i = 0; i < s.decision.victim_count; i++) {
+      assert_int_equal(running[victims[i]].order, CROWD - i);
+    }
+    w->pages = 4 * CROWD + 1;
+    admit(&s);
+    assert_int_equal(s.decision.victim_count, 0);
+  }
+  assert_true(clock() - begin < (clock_t)(ROUNDS * CLOCKS_PER_SEC));
+  free(victims);
+  free(running);
+}
+
 static void nobody_gives_way_for_pages_that_come(void **unused) {
   (void)unused;
   struct scene s;
@@ -423,6 +464,7 @@ int main(void) {
       cmocka_unit_test(the_last_in_order_gives_way),
       cmocka_unit_test(who_stands_still_gives_way),
       cmocka_unit_test(who_matters_more_takes_the_place),
+      cmocka_unit_test(a_crowd_gives_way_in_order),
       cmocka_unit_test(nobody_gives_way_for_pages_that_come),
       cmocka_unit_test(the_first_in_order_is_never_preempted),
       cmocka_unit_test(states_have_names_and_ends),
