@@ -32,7 +32,8 @@ QUIRE_LOOK_UP static bool latent_shifted(const uint8_t *stored, uint16_t *latent
     }
     const __m512i shift = _mm512_set1_epi16((int16_t)((int32_t)((scale >> 23) - 127) * 128));
     QUIRE_UNROLL
-    for (int i = block * QUIRE_LATENT_BLOCK; i < (block + 1) * QUIRE_LATENT_BLOCK; i += 64) {
+    for (int step = 0; step < QUIRE_LATENT_BLOCK; step += 64) {
+      int i = block * QUIRE_LATENT_BLOCK + step;
       __m512i first, second;
       __m512i codes = _mm512_loadu_si512(stored + i);
       nan |= _mm512_cmpeq_epi8_mask(_mm512_or_si512(codes, _mm512_set1_epi8((char)0x80)), _mm512_set1_epi8(-1));
