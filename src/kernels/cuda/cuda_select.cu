@@ -278,7 +278,7 @@ QUIRE_DEVICE void unit_score(struct block_memory<S> *shared, const struct operan
   } else {
     products_wait<0>(high);
   }
-  warp_arrives(&shared->ring.empty[stage]);
+  hopper_barrier_arrive_warp(&shared->ring.empty[stage]);
   products_fold<S, S::ROWS / 2>(high, weights, sum);
 }
 
@@ -353,7 +353,7 @@ QUIRE_DEVICE void multiply(const struct select_args &args, struct block_memory<S
       }
       units_score<S, DUMP>(args, shared, item, state, &turn, unit);
     }
-    warp_arrives(&shared->ring.heads_empty[0]);
+    hopper_barrier_arrive_warp(&shared->ring.heads_empty[0]);
     if (!DUMP) {
       lists_end<S>(args, shared, item, state);
     }

@@ -199,7 +199,7 @@ QUIRE_DEVICE float stage_fold(struct block_memory<S> *shared, const struct weigh
                               int key, float (&products)[S::COLUMNS / 2], float (&sum)[S::ROWS][2]) {
   float scale = shared->ring.scales[turn->stage][key];
   products_wait<0>(products);
-  warp_arrives(&shared->ring.empty[turn->stage]);
+  hopper_barrier_arrive_warp(&shared->ring.empty[turn->stage]);
   turn_next<S::STAGES>(turn);
   products_fold<S, 0>(products, weights, sum);
   return scale;
@@ -270,7 +270,7 @@ QUIRE_DEVICE void multiply(const struct select_args &args, struct block_memory<S
   while (walk_next(args, &walk, &item)) {
     share_begin<S>(args, shared, item, &state);
     share_score<S, DUMP>(args, shared, item, &state, &turn, heads.stage);
-    warp_arrives(&shared->ring.heads_empty[heads.stage]);
+    hopper_barrier_arrive_warp(&shared->ring.heads_empty[heads.stage]);
     turn_next<S::HEADS_KEPT>(&heads);
     if (!DUMP) {
       share_end<S>(args, shared, item, state);

@@ -35,10 +35,10 @@ template <typename S> struct __align__(1024) select_ring {
 template <typename S> QUIRE_DEVICE void ring_init(struct select_ring<S> *ring) {
   for (int stage = 0; stage < S::STAGES; stage++) {
     hopper_barrier_init(&ring->full[stage], COPY_THREADS);
-    hopper_barrier_init(&ring->empty[stage], MATH_WARPS);
+    hopper_barrier_init(&ring->empty[stage], MATH_WARPS * HOPPER_WARP_ARRIVALS);
   }
   for (int i = 0; i < S::HEADS_KEPT; i++) {
-    hopper_barrier_init(&ring->heads_empty[i], MATH_WARPS);
+    hopper_barrier_init(&ring->heads_empty[i], MATH_WARPS * HOPPER_WARP_ARRIVALS);
   }
   hopper_barrier_init_fence();
 }
@@ -90,14 +90,6 @@ template <int STAGES> QUIRE_DEVICE void turn_next(struct turn *turn) {
   if (turn->stage == STAGES) {
     turn->stage = 0;
     turn->phase ^= 1;
-  }
-}
-
-/* A stage is read: one arrival a warp. */
-QUIRE_DEVICE void warp_arrives(uint64_t *barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    hopper_barrier_arrive(barrier);
   }
 }
 
