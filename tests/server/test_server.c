@@ -717,17 +717,22 @@ static void dead_reader(void **state) {
   served_close(&other);
 }
 
+/* Four requests without an end: every place of open_narrow and its queue are taken. */
+static void fill_places(const struct served *s, int fds_out[4]) {
+  for (int i = 0; i < 4; i++) {
+    fds_out[i] = client_connect(s->port);
+    client_send(fds_out[i], "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
+    wait_ms(20);
+  }
+}
+
 static void queue_full_and_disconnect(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
   open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int fds[4];
-  for (int i = 0; i < 4; i++) {
-    fds[i] = client_connect(other.port);
-    client_send(fds[i], "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
-    wait_ms(20);
-  }
+  fill_places(&other, fds);
   client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
   assert_int_equal(reply.status, 429);
   assert_non_null(strstr(reply.head, "Retry-After: "));
@@ -1040,11 +1045,7 @@ static void busy_worker_is_well(void **state) {
   struct reply reply;
   open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int fds[4];
-  for (int i = 0; i < 4; i++) {
-    fds[i] = client_connect(other.port);
-    client_send(fds[i], "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
-    wait_ms(20);
-  }
+  fill_places(&other, fds);
   assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200); /* the queue is full */
   close(fds[3]);
   wait_ms(100);
