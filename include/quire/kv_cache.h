@@ -132,7 +132,9 @@ struct quire_kv_cache_stats {
 QUIRE_API enum quire_status quire_kv_cache_bytes(struct quire_kv_layout *layout,
                                                  const struct quire_kv_cache_options *options, int64_t *bytes_out,
                                                  struct quire_error *error_out);
-/* QUIRE_ERR_ARGUMENT (the text names what), QUIRE_ERR_MEMORY, QUIRE_ERR_AGAIN (no handle left). */
+/* QUIRE_ERR_ARGUMENT (the text names what), QUIRE_ERR_AGAIN (no handle left). QUIRE_ERR_MEMORY: the allocator refuses,
+ * or, without one of the caller's, it is more than the system says is available now: every request has a table of
+ * request_pages_max entries, so the two limits multiply. */
 QUIRE_API enum quire_status quire_kv_cache_create(struct quire_kv_layout *layout,
                                                   const struct quire_kv_cache_options *options,
                                                   struct quire_kv_cache **cache_out, struct quire_error *error_out);

@@ -12,6 +12,7 @@
 #include "api/api_private.h"
 #include "base/assert.h"
 #include "cache/cache.h"
+#include "device/device_info.h"
 
 #define REQUESTS_DEFAULT 64
 #define REQUESTS_MAX 65536
@@ -103,6 +104,11 @@ static enum quire_status config_of(struct quire_cache_config *config_out, struct
   return quire_api_env(env_out, o.allocator, error_out);
 }
 
+static int64_t bytes_of(const struct quire_cache_config *config) {
+  return quire_cache_bytes(config) + (int64_t)sizeof(struct cache_object) +
+         config->requests_max * (int64_t)sizeof(uint32_t);
+}
+
 enum quire_status quire_kv_cache_bytes(struct quire_kv_layout *layout, const struct quire_kv_cache_options *options,
                                        int64_t *bytes_out, struct quire_error *error_out) {
   enum quire_status status = QUIRE_OK;
@@ -117,8 +123,7 @@ enum quire_status quire_kv_cache_bytes(struct quire_kv_layout *layout, const str
   }
   status = config_of(&config, &env, l, options, error_out);
   if (status == QUIRE_OK) {
-    *bytes_out = quire_cache_bytes(&config) + (int64_t)sizeof(struct cache_object) +
-                 config.requests_max * (int64_t)sizeof(uint32_t);
+    *bytes_out = bytes_of(&config);
   }
   return status;
 }
@@ -161,6 +166,9 @@ enum quire_status quire_kv_cache_create(struct quire_kv_layout *layout, const st
     return argument(error_out, "cache_out is NULL");
   }
   status = config_of(&config, &env, l, options, error_out);
+  if (status == QUIRE_OK) {
+    status = quire_device_check_available(&env, (size_t)bytes_of(&config), "cache", error_out);
+  }
   if (status != QUIRE_OK) {
     return status;
   }

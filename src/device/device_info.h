@@ -1,13 +1,17 @@
 /* What the machine offers, as `quire info` prints it and as plans of threads and memory need it.
  *
  * Reads the affinity mask, the limits of the control group and the processor's feature bits; asks the CUDA driver where
- * this build has CUDA. A number that cannot be learnt is 0, a text "". Memory: the caller's struct. Threads: any. Cannot
- * fail. */
+ * this build has CUDA. A number that cannot be learnt is 0, a text "". Memory: the caller's struct. Threads: any. Only
+ * the check of memory fails. */
 #ifndef QUIRE_DEVICE_DEVICE_INFO_H
 #define QUIRE_DEVICE_DEVICE_INFO_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#include "base/env.h"
+#include "base/status.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,6 +32,12 @@ void quire_device_describe(struct quire_device_info *info_out);
 
 /* info.cores alone, learnt once. */
 int32_t quire_device_cores(void);
+
+/* May bytes (> 0) be taken from env and touched at once? The kernel grants more than there is and then ends a process
+ * that touches it, so what comes from the system's own allocator must be available now; another allocator answers for
+ * what it gives, and below 64 MiB nobody asks. QUIRE_ERR_MEMORY, said of `where`. */
+enum quire_status quire_device_check_available(const struct quire_env *env, size_t bytes, const char *where,
+                                               struct quire_error *error_out);
 
 /* GPUs as the CUDA driver shows them, and why there are none. Whatever is on the first of them is said of all. */
 struct quire_cuda_info {

@@ -731,6 +731,32 @@ static void test_cache_bytes(void **state) {
   assert_int_equal(quire_kv_layout_destroy(layout), QUIRE_OK);
 }
 
+/* Limits that are each allowed and together ask for terabytes: a status before the first byte is touched. */
+static void test_caches_that_do_not_fit(void **state) {
+  struct quire_kv_layout *layout = make_layout();
+  const struct quire_kv_cache_options huge[] = {
+      {.size = sizeof huge[0], .requests_max = 65536, .request_pages_max = 4194304},
+      {.size = sizeof huge[0],
+       .requests_max = 65536,
+       .request_pages_max = 4194304,
+       .chain_kind = QUIRE_KV_CHAIN_SHA256},
+      {.size = sizeof huge[0], .requests_max = 40000, .request_pages_max = 4000000, .poison = 1},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof huge / sizeof huge[0]; i++) {
+    struct quire_error error = {.status = QUIRE_OK};
+    struct quire_kv_cache *cache = NULL;
+    int64_t bytes = 0;
+    assert_int_equal(quire_kv_cache_bytes(layout, &huge[i], &bytes, NULL), QUIRE_OK);
+    assert_true(bytes > (int64_t)1 << 40);
+    assert_int_equal(quire_kv_cache_create(layout, &huge[i], &cache, &error), QUIRE_ERR_MEMORY);
+    assert_non_null(strstr(error.text, "fewer pages or requests"));
+    assert_string_equal(error.where, "cache");
+    assert_null(cache);
+  }
+  assert_int_equal(quire_kv_layout_destroy(layout), QUIRE_OK);
+}
+
 static void test_peers_that_go(void **state) {
   (void)state;
   for (int32_t first = 0; first < RANKS; first++) {
@@ -989,6 +1015,7 @@ int main(void) {
       cmocka_unit_test(test_handles_run_out),
       cmocka_unit_test(test_allocations_refused),
       cmocka_unit_test(test_cache_bytes),
+      cmocka_unit_test(test_caches_that_do_not_fit),
       cmocka_unit_test(test_peers_that_go),
       cmocka_unit_test(test_banks_that_do_not_fit),
       cmocka_unit_test(test_handles_of_threads),

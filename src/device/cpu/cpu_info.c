@@ -16,6 +16,7 @@
 
 #define FILE_BYTES 4096
 #define NODES_MAX 64
+#define CHECKED_BYTES ((size_t)64 << 20) /* below, nobody asks the system how much it has */
 
 /* The beginning of a small file as a string; false when it cannot be read. */
 static bool read_text(const char *path, char text_out[FILE_BYTES]) {
@@ -197,4 +198,21 @@ int32_t quire_device_cores(void) {
     atomic_store_explicit(&known, cores, memory_order_relaxed);
   }
   return cores;
+}
+
+enum quire_status quire_device_check_available(const struct quire_env *env, size_t bytes, const char *where,
+                                               struct quire_error *error_out) {
+  QUIRE_ASSERT(env != NULL && bytes > 0);
+  if (bytes < CHECKED_BYTES || env->alloc != quire_env_default()->alloc) {
+    return QUIRE_OK;
+  }
+  struct quire_device_info info;
+  quire_device_describe(&info);
+  if (info.available_bytes <= 0 || bytes <= (size_t)info.available_bytes) {
+    return QUIRE_OK;
+  }
+  return quire_error_set(
+      error_out, QUIRE_ERR_MEMORY, where,
+      "%zu bytes are more than the %lld that are available now; give the cache fewer pages or requests", bytes,
+      (long long)info.available_bytes);
 }

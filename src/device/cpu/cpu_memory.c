@@ -13,8 +13,6 @@
 
 #define POISON 0xFF
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
-/* Below this nobody asks the system how much it has. */
-#define CHECKED_BYTES ((size_t)64 << 20)
 
 struct cpu_memory {
   struct quire_memory front;
@@ -35,23 +33,6 @@ static const struct quire_memory_ops cpu_memory_ops = {
     .share = quire_memory_not_shareable,
 };
 
-/* The kernel grants more than there is and then ends a process that touches it, which poisoning does. So what comes from
- * the system's own allocator must be available now; another allocator answers for what it gives. */
-static enum quire_status check_available(const struct quire_env *env, size_t bytes, struct quire_error *error_out) {
-  QUIRE_ASSERT(bytes > 0);
-  if (bytes < CHECKED_BYTES || env->alloc != quire_env_default()->alloc) {
-    return QUIRE_OK;
-  }
-  struct quire_device_info info;
-  quire_device_describe(&info);
-  if (info.available_bytes <= 0 || bytes <= (size_t)info.available_bytes) {
-    return QUIRE_OK;
-  }
-  return quire_error_set(error_out, QUIRE_ERR_MEMORY, "device memory",
-                         "%zu bytes are more than the %lld that are available now; give the cache fewer pages", bytes,
-                         (long long)info.available_bytes);
-}
-
 enum quire_status quire_memory_create(const struct quire_env *env, size_t bytes, struct quire_memory **memory_out,
                                       struct quire_error *error_out) {
   QUIRE_ASSERT(env != NULL && memory_out != NULL);
@@ -59,7 +40,7 @@ enum quire_status quire_memory_create(const struct quire_env *env, size_t bytes,
   if (bytes == 0) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "device memory", "a size of 0 bytes was asked for");
   }
-  enum quire_status status = check_available(env, bytes, error_out);
+  enum quire_status status = quire_device_check_available(env, bytes, "device memory", error_out);
   if (status != QUIRE_OK) {
     return status;
   }
