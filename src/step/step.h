@@ -9,7 +9,8 @@
  * nothing is allocated while a plan runs. threads and proc give the same bytes.
  *
  * A rank that fails poisons the epoch: every other rank ends the step as a no-op with QUIRE_ERR_ABORTED, and the worker
- * must be created anew. A rank process that dies is seen within QUIRE_STEP_WATCH_NS and counts as one that failed.
+ * must be created anew. A rank process that dies is seen within QUIRE_STEP_WATCH_NS and counts as one that failed;
+ * processes that then do not answer within QUIRE_STEP_GRACE_NS, or do not end within it in destroy, are killed.
  *
  * Threads: create, post, wait, destroy from the controller; banks are the controller's between steps (poll and submit
  * may go on during a step). */
@@ -75,6 +76,7 @@ struct quire_step_executor;
 
 #define QUIRE_STEP_OPS_VERSION 3
 #define QUIRE_STEP_WATCH_NS 20000000
+#define QUIRE_STEP_GRACE_NS 2000000000
 
 /* One executor. Slots are never NULL. */
 struct quire_step_ops {

@@ -75,6 +75,22 @@ static pid_t kill_later(pid_t victim, useconds_t delay) {
   return killer;
 }
 
+/* Answers the request until a step fails; the status it failed with. */
+static enum quire_status run_until_failure(struct quire_engine *engine, const struct exact_cell *cell,
+                                           struct quire_error *error) {
+  struct quire_engine_request request = exact_request(cell);
+  enum quire_status status = QUIRE_OK;
+  for (int turn = 0; status == QUIRE_OK && turn < 1000; turn++) {
+    struct quire_engine_event event = {0};
+    status = quire_engine_start(engine, &request, NULL, error);
+    while (status == QUIRE_OK && event.kind != QUIRE_EVENT_DONE) {
+      status = quire_engine_step(engine, &event, error);
+    }
+    quire_engine_finish(engine);
+  }
+  return status;
+}
+
 static void a_dead_rank_ends_the_worker(void **unused) {
   (void)unused;
   uint64_t seed = test_seed("proc");
@@ -86,21 +102,51 @@ static void a_dead_rank_ends_the_worker(void **unused) {
     pid_t killer = kill_later(pids[quire_splitmix64_below(&seed, 3)], (useconds_t)quire_splitmix64_below(&seed, 60000));
     struct quire_engine_request request = exact_request(&cell);
     struct quire_error error = {0};
-    enum quire_status status = QUIRE_OK;
-    for (int turn = 0; status == QUIRE_OK && turn < 1000; turn++) {
-      struct quire_engine_event event = {0};
-      status = quire_engine_start(engine, &request, NULL, &error);
-      while (status == QUIRE_OK && event.kind != QUIRE_EVENT_DONE) {
-        status = quire_engine_step(engine, &event, &error);
-      }
-      quire_engine_finish(engine);
-    }
-    assert_int_equal(status, QUIRE_ERR_RANK);
+    assert_int_equal(run_until_failure(engine, &cell, &error), QUIRE_ERR_RANK);
     assert_non_null(strstr(error.text, "signal 9"));
     assert_int_equal(quire_engine_start(engine, &request, NULL, &error), QUIRE_ERR_RANK);
     quire_engine_destroy(engine);
     assert_int_equal(waitpid(killer, NULL, 0), killer);
   }
+}
+
+/* A stopped process neither answers nor ends by itself; with another one dead, and when the engine goes. */
+static void stopped_ranks_do_not_hold_it_up(void **unused) {
+  (void)unused;
+  for (int dead = 0; dead < 2; dead++) {
+    struct exact_cell cell = proc_cell(EXACT_NEW_MAX);
+    struct quire_engine *engine = exact_engine_open(&cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
+    struct quire_error error = {0};
+    pid_t pids[8];
+    assert_int_equal(children(pids, 8), 3);
+    assert_int_equal(kill(pids[0], SIGSTOP), 0);
+    if (dead) {
+      pid_t killer = kill_later(pids[1], 20000);
+      assert_int_equal(run_until_failure(engine, &cell, &error), QUIRE_ERR_RANK);
+      assert_non_null(strstr(error.text, "rank 1 was ended by signal 9"));
+      assert_int_equal(waitpid(killer, NULL, 0), killer);
+    }
+    quire_engine_destroy(engine);
+    assert_int_equal(children(pids, 8), 0);
+  }
+}
+
+/* Where SIGCHLD is ignored, as a parent may have left it, children vanish without a word. */
+static void a_death_nobody_reports(void **unused) {
+  (void)unused;
+  void (*before)(int) = signal(SIGCHLD, SIG_IGN);
+  assert_true(before != SIG_ERR);
+  struct exact_cell cell = proc_cell(EXACT_NEW_MAX);
+  struct quire_engine *engine = exact_engine_open(&cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
+  struct quire_error error = {0};
+  pid_t pids[8];
+  assert_int_equal(children(pids, 8), 3);
+  assert_int_equal(kill(pids[1], SIGKILL), 0);
+  assert_int_equal(run_until_failure(engine, &cell, &error), QUIRE_ERR_RANK);
+  assert_non_null(strstr(error.text, "the process of rank 1 ended, how is not known"));
+  quire_engine_destroy(engine);
+  assert_int_equal(children(pids, 8), 0);
+  assert_true(signal(SIGCHLD, before) != SIG_ERR);
 }
 
 static void nobody_is_left_behind(void **unused) {
@@ -116,6 +162,8 @@ static void nobody_is_left_behind(void **unused) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_dead_rank_ends_the_worker),
+      cmocka_unit_test(stopped_ranks_do_not_hold_it_up),
+      cmocka_unit_test(a_death_nobody_reports),
       cmocka_unit_test(nobody_is_left_behind),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);

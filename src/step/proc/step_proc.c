@@ -5,8 +5,10 @@
  *     controller   copy plan, posted++  ------------------------------>  finished == ranks
  *     rank r           | waits on posted  | quire_rank_step | finished++ |
  *
- * In a step the controller looks every QUIRE_STEP_WATCH_NS whether a rank has died, between steps when asked; then it poisons the collective, so that no
- * rank waits for the dead one, and names it in the ack. Ranks die with their controller (PR_SET_PDEATHSIG). */
+ * In a step the controller looks every QUIRE_STEP_WATCH_NS whether a rank has died, between steps when asked; then it
+ * poisons the collective, so that no rank waits for the dead one, and names it in the ack. Ranks that have not answered
+ * QUIRE_STEP_GRACE_NS later, or not ended so long after destroy began, are stopped or hang: they are killed. Ranks die with
+ * their controller (PR_SET_PDEATHSIG). */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -18,6 +20,10 @@
 #include "base/env_shared.h"
 #include "base/futex.h"
 #include "step/step_private.h"
+
+/* waitpid's word on a child that the system took itself, as it does where SIGCHLD is ignored. */
+#define HOW_UNKNOWN (-1)
+#define END_LOOK_NS 1000000
 
 /* What controller and ranks say to each other; in shared memory. */
 struct proc_board {
@@ -81,7 +87,12 @@ static void rank_process(struct proc_executor *x, int32_t r, pid_t parent) {
 /* Rank that has ended since it was last asked for, or -1; *how_out is waitpid's. */
 static int32_t find_dead(struct proc_executor *x, int *how_out) {
   for (int32_t r = 0; r < x->group.config.geometry.ranks; r++) {
-    if (x->pid[r] > 0 && waitpid(x->pid[r], how_out, WNOHANG) == x->pid[r]) {
+    pid_t ended = x->pid[r] > 0 ? waitpid(x->pid[r], how_out, WNOHANG) : 0;
+    if (ended < 0 && errno == ECHILD) {
+      *how_out = HOW_UNKNOWN;
+    }
+    if (ended != 0) {
+      QUIRE_ASSERT(ended == x->pid[r] || errno == ECHILD);
       x->pid[r] = 0;
       return r;
     }
@@ -89,8 +100,37 @@ static int32_t find_dead(struct proc_executor *x, int *how_out) {
   return -1;
 }
 
+static bool any_left(const struct proc_executor *x) {
+  for (int32_t r = 0; r < QUIRE_RANKS_MAX; r++) {
+    if (x->pid[r] > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* For those that have not ended by `until`, a time of the environment's; SIGKILL ends a stopped process, too. */
+static void kill_after(const struct proc_executor *x, uint64_t until) {
+  if (x->env->now_ns(x->env->context) < until) {
+    return;
+  }
+  for (int32_t r = 0; r < QUIRE_RANKS_MAX; r++) {
+    if (x->pid[r] > 0) {
+      kill(x->pid[r], SIGKILL);
+    }
+  }
+}
+
+static uint64_t grace_from_now(const struct proc_executor *x) {
+  return x->env->now_ns(x->env->context) + QUIRE_STEP_GRACE_NS;
+}
+
 static void describe_death(struct quire_error *error, int32_t rank, int how) {
-  if (WIFSIGNALED(how)) {
+  if (how == HOW_UNKNOWN) {
+    quire_error_set(error, QUIRE_ERR_RANK, "rank",
+                    "the process of rank %d ended, how is not known as SIGCHLD is ignored; start the worker anew",
+                    rank);
+  } else if (WIFSIGNALED(how)) {
     quire_error_set(error, QUIRE_ERR_RANK, "rank",
                     "the process of rank %d was ended by signal %d; start the worker anew", rank, WTERMSIG(how));
   } else {
@@ -144,10 +184,12 @@ static void proc_destroy(struct quire_step_executor *executor) {
   if (x->group.collective != NULL) {
     quire_collective_abort(x->group.collective, 0);
   }
-  for (int32_t r = 0; r < QUIRE_RANKS_MAX; r++) {
-    if (x->pid[r] > 0) {
-      while (waitpid(x->pid[r], NULL, 0) < 0 && errno == EINTR) {
-      }
+  uint64_t until = grace_from_now(x);
+  while (any_left(x)) {
+    int how = 0;
+    if (find_dead(x, &how) < 0) {
+      kill_after(x, until);
+      quire_futex_wait_within(&x->board->finished, __atomic_load_n(&x->board->finished, __ATOMIC_ACQUIRE), END_LOOK_NS);
     }
   }
   quire_step_group_fini(&x->group);
@@ -222,7 +264,13 @@ static struct quire_step_ack *proc_wait(struct quire_step_executor *executor) {
   QUIRE_ASSERT(x->plan != NULL);
   struct quire_error death = {0};
   uint32_t finished = __atomic_load_n(&x->board->finished, __ATOMIC_ACQUIRE);
+  uint64_t until = 0; /* when ranks that do not answer are killed; 0: no rank has died */
   while (!all_done(x, &death)) {
+    if (until != 0) {
+      kill_after(x, until);
+    } else if (death.status != QUIRE_OK) {
+      until = grace_from_now(x);
+    }
     quire_futex_wait_within(&x->board->finished, finished, QUIRE_STEP_WATCH_NS);
     finished = __atomic_load_n(&x->board->finished, __ATOMIC_ACQUIRE);
   }
