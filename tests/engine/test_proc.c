@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "support/children.h"
 #include "support/exact_run.h"
 #include "support/seed.h"
 
@@ -35,21 +36,6 @@ static int close_model(void **unused) {
   (void)unused;
   exact_model_close(&model);
   return 0;
-}
-
-/* The children of this process, in the order they were made. */
-static int children(pid_t *pids, int max) {
-  char path[64];
-  snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)getpid(), (int)getpid());
-  FILE *file = fopen(path, "r");
-  int count = 0, pid;
-  while (file != NULL && count < max && fscanf(file, "%d", &pid) == 1) {
-    pids[count++] = pid;
-  }
-  if (file != NULL) {
-    fclose(file);
-  }
-  return count;
 }
 
 static struct exact_cell proc_cell(int32_t new_max) {
@@ -98,7 +84,7 @@ static void a_dead_rank_ends_the_worker(void **unused) {
     struct exact_cell cell = proc_cell(EXACT_NEW_MAX);
     struct quire_engine *engine = exact_engine_open(&cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
     pid_t pids[8];
-    assert_int_equal(children(pids, 8), 3);
+    assert_int_equal(test_children(pids, 8), 3);
     pid_t killer = kill_later(pids[quire_splitmix64_below(&seed, 3)], (useconds_t)quire_splitmix64_below(&seed, 60000));
     struct quire_engine_request request = exact_request(&cell);
     struct quire_error error = {0};
@@ -118,7 +104,7 @@ static void stopped_ranks_do_not_hold_it_up(void **unused) {
     struct quire_engine *engine = exact_engine_open(&cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
     struct quire_error error = {0};
     pid_t pids[8];
-    assert_int_equal(children(pids, 8), 3);
+    assert_int_equal(test_children(pids, 8), 3);
     assert_int_equal(kill(pids[0], SIGSTOP), 0);
     if (dead) {
       pid_t killer = kill_later(pids[1], 20000);
@@ -127,7 +113,7 @@ static void stopped_ranks_do_not_hold_it_up(void **unused) {
       assert_int_equal(waitpid(killer, NULL, 0), killer);
     }
     quire_engine_destroy(engine);
-    assert_int_equal(children(pids, 8), 0);
+    assert_int_equal(test_children(pids, 8), 0);
   }
 }
 
@@ -140,12 +126,12 @@ static void a_death_nobody_reports(void **unused) {
   struct quire_engine *engine = exact_engine_open(&cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
   struct quire_error error = {0};
   pid_t pids[8];
-  assert_int_equal(children(pids, 8), 3);
+  assert_int_equal(test_children(pids, 8), 3);
   assert_int_equal(kill(pids[1], SIGKILL), 0);
   assert_int_equal(run_until_failure(engine, &cell, &error), QUIRE_ERR_RANK);
   assert_non_null(strstr(error.text, "the process of rank 1 ended, how is not known"));
   quire_engine_destroy(engine);
-  assert_int_equal(children(pids, 8), 0);
+  assert_int_equal(test_children(pids, 8), 0);
   assert_true(signal(SIGCHLD, before) != SIG_ERR);
 }
 
@@ -156,7 +142,7 @@ static void nobody_is_left_behind(void **unused) {
   exact_cell_run(&cell, &result);
   exact_result_free(&result);
   pid_t pids[8];
-  assert_int_equal(children(pids, 8), 0);
+  assert_int_equal(test_children(pids, 8), 0);
 }
 
 int main(void) {

@@ -2,14 +2,18 @@
 /* Plans executed by threads: several requests in one plan do not feel each other, ranks without rows take part, a plan
  * that must not run ends on every rank without a hang, and nothing is allocated while plans run. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/futex.h"
+#include "support/children.h"
 #include "support/exact_step.h"
 #include "support/fail_env.h"
 
@@ -423,6 +427,62 @@ static void only_a_running_step_is_declared(void **unused) {
   assert_int_equal(quire_futex_declared(), 0);
 }
 
+/* What a rank process declares, told by itself: the handler it was forked with writes it to a shared page. */
+static volatile int *declared_there;
+
+static void tell_declared(int signal_number) {
+  (void)signal_number;
+  *declared_there = quire_futex_declared();
+}
+
+/* Asks until the answer is `wanted`, for at most five seconds. */
+static int ask_declared(pid_t pid, int wanted) {
+  for (int turn = 0; turn < 5000; turn++) {
+    *declared_there = -1;
+    assert_int_equal(kill(pid, SIGUSR1), 0);
+    for (int wait = 0; wait < 100 && *declared_there == -1; wait++) {
+      usleep(100);
+    }
+    if (*declared_there == wanted) {
+      break;
+    }
+  }
+  return *declared_there;
+}
+
+/* The same in processes: each rank declares the worker's threads while it has a plan, and nothing of what the controller
+ * had declared when it forked. A rank that stands still keeps the other one in its step. */
+static void a_process_declares_its_own_steps(void **unused) {
+  (void)unused;
+  void (*before)(int) = signal(SIGUSR1, tell_declared);
+  declared_there = mmap(NULL, sizeof *declared_there, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true(declared_there != MAP_FAILED && before != SIG_ERR);
+  struct exact_cell cell = worker(2, QUIRE_VIEW_PEER);
+  cell.threads = 2;
+  cell.executor = "proc";
+  struct exact_step step;
+  pid_t pids[4];
+  quire_futex_declare(7);
+  open_step(&step, quire_env_default(), &cell);
+  quire_futex_declare(-7);
+  assert_int_equal(test_children(pids, 4), 2);
+  assert_int_equal(ask_declared(pids[0], 0), 0);
+  assert_int_equal(kill(pids[1], SIGSTOP), 0);
+  exact_step_begin(&step);
+  struct quire_step_entry entry = exact_step_prefill(&step, 0, 10, 0);
+  exact_step_add(&step, &entry);
+  assert_int_equal(quire_step_post(step.executor, step.plan, NULL), QUIRE_OK);
+  assert_int_equal(quire_futex_declared(), 0);
+  assert_int_equal(ask_declared(pids[0], 4), 4);
+  assert_int_equal(kill(pids[1], SIGCONT), 0);
+  assert_int_equal(quire_step_wait(step.executor)->status, QUIRE_OK);
+  assert_int_equal(ask_declared(pids[0], 0), 0);
+  assert_int_equal(ask_declared(pids[1], 0), 0);
+  exact_step_close(&step);
+  assert_int_equal(munmap((void *)declared_there, sizeof *declared_there), 0);
+  assert_true(signal(SIGUSR1, before) != SIG_ERR);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(many_by_peer),
@@ -436,6 +496,7 @@ int main(void) {
       cmocka_unit_test(nothing_is_allocated_in_a_step),
       cmocka_unit_test(an_executor_in_use_refuses_plans),
       cmocka_unit_test(only_a_running_step_is_declared),
+      cmocka_unit_test(a_process_declares_its_own_steps),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
