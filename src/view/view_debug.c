@@ -151,6 +151,7 @@ void quire_view_debug_swap(const struct quire_view *view, const uint8_t **pages,
   }
 }
 
+/* Of each page one rank is the stranger, the next behind its owner's: two that flip the same bit would undo each other. */
 void quire_view_debug_foreign_write(struct quire_view *view) {
   const struct quire_geometry *g = &view->config.geometry;
   for (int32_t e = 0; quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_FOREIGN_WRITE) && e < view->plan->entry_count;
@@ -159,10 +160,9 @@ void quire_view_debug_foreign_write(struct quire_view *view) {
     for (int32_t position = 0; position < entry->prefix_end; position += g->page_tokens) {
       quire_page page = quire_view_table(view, entry->request)[position / g->page_tokens];
       QUIRE_ASSERT(page.v >= 0);
-      if (!quire_page_stored_by(g, page, (quire_rank_id){view->config.rank})) {
-        const struct quire_peer *owner = &view->links.peers->rank[quire_page_sender(g, page).v];
-        uint8_t *byte = quire_peer_page(owner, 0, quire_page_local(g, page).v);
-        *byte ^= 1;
+      int32_t owner = quire_page_sender(g, page).v;
+      if (g->storage_ranks > 1 && view->config.rank == (owner + 1) % g->storage_ranks) {
+        *quire_peer_page(&view->links.peers->rank[owner], 0, quire_page_local(g, page).v) ^= 1;
         return;
       }
     }

@@ -93,30 +93,52 @@ static void expect_place(const struct exact_cell *cell, const char *text, enum q
   }
 }
 
+static const struct {
+  enum quire_view_fault fault;
+  const char *says;
+} faults[] = {
+    {QUIRE_VIEW_FAULT_SKIP_FENCE, "without a fence behind it"},
+    {QUIRE_VIEW_FAULT_FOREIGN_WRITE, "not what its owner wrote"},
+    {QUIRE_VIEW_FAULT_SWAP_PAGES, "differs from the owner's page"},
+};
+
+/* faults[i], put in at this step, ends the next one at the latest, with its place. */
+static void expect_found(const struct exact_cell *cell, int i, int epoch) {
+  struct quire_error error = {0};
+  int steps = 0;
+  struct fault fault = {faults[i].fault, (uint64_t)epoch, true};
+  enum quire_status status = run(cell, fault, &steps, &error);
+  if (status != QUIRE_ERR_RANK || steps > epoch + 1 || strstr(error.text, faults[i].says) == NULL) {
+    fail_msg("fault %d, %d ranks, chunk %d: status %d after %d steps: %s", (int)fault.what, cell->ranks, cell->chunk,
+             (int)status, steps, error.text);
+  }
+  expect_place(cell, error.text, fault.what);
+}
+
+static const char *const executors[] = {"threads", "proc"};
+static const enum quire_view_mode views[] = {QUIRE_VIEW_PEER, QUIRE_VIEW_GATHER};
+
 /* Prefill under way, and decode: the draft's rows wait there in the home's local segment, and commits bring them. */
 static void each_fault_is_found(void **unused) {
   (void)unused;
-  static const struct {
-    enum quire_view_fault fault;
-    const char *says;
-  } faults[] = {
-      {QUIRE_VIEW_FAULT_SKIP_FENCE, "without a fence behind it"},
-      {QUIRE_VIEW_FAULT_FOREIGN_WRITE, "not what its owner wrote"},
-      {QUIRE_VIEW_FAULT_SWAP_PAGES, "differs from the owner's page"},
-  };
-  static const char *const executors[] = {"threads", "proc"};
-  static const enum quire_view_mode views[] = {QUIRE_VIEW_PEER, QUIRE_VIEW_GATHER};
   static const int epochs[] = {2, 6};
   for (int i = 0; i < 3 * 2 * 2 * 2; i++) {
     struct exact_cell cell = shared_cell(views[i / 3 % 2], executors[i / 6 % 2]);
-    struct quire_error error = {0};
-    int steps = 0, epoch = epochs[i / 12];
-    struct fault fault = {faults[i % 3].fault, (uint64_t)epoch, true};
-    enum quire_status status = run(&cell, fault, &steps, &error);
-    if (status != QUIRE_ERR_RANK || steps > epoch + 1 || strstr(error.text, faults[i % 3].says) == NULL) {
-      fail_msg("fault %d: status %d after %d steps: %s", (int)fault.what, (int)status, steps, error.text);
+    expect_found(&cell, i % 3, epochs[i / 12]);
+  }
+}
+
+/* However many ranks there are, and be it one page they have to read, whole or begun; pages can be swapped from two. */
+static void any_number_of_ranks_finds_it(void **unused) {
+  (void)unused;
+  static const int chunks[] = {50, 64};
+  for (int ranks = 2; ranks <= 8; ranks++) {
+    for (int i = 0; i < 3 * 2; i++) {
+      struct exact_cell cell = shared_cell(views[(ranks + i) % 2], executors[(ranks / 2 + i) % 2]);
+      cell.ranks = ranks;
+      cell.chunk = chunks[i / 3];
+      expect_found(&cell, i % 3, faults[i % 3].fault == QUIRE_VIEW_FAULT_SWAP_PAGES ? 3 : 2);
     }
-    expect_place(&cell, error.text, fault.what);
   }
 }
 
@@ -146,6 +168,7 @@ static void the_switch_finds_it(void **unused) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(each_fault_is_found),
+      cmocka_unit_test(any_number_of_ranks_finds_it),
       cmocka_unit_test(all_is_quiet_without_a_fault),
       cmocka_unit_test(the_switch_finds_it),
   };
