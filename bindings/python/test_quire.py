@@ -287,6 +287,22 @@ class BankTest(Case):
             self.fails(quire.STATE, bank.allocate)
         self.fails(quire.ARGUMENT, quire.Bank, self.layout, 2)
 
+    def test_a_page_in_view(self):
+        bank = quire.Bank(self.layout, 1)
+        bank.allocate()
+        view = bank.page(0, 1)
+        part = view[4:8]  # keeps the page in view, as any slice of it
+        self.fails(quire.STATE, bank.close)
+        view.release()
+        self.fails(quire.STATE, bank.close)
+        part[:] = b"abcd"
+        self.assertEqual(bytes(bank.page(0, 1)[4:8]), b"abcd")
+        part.release()
+        del view, part
+        bank.close()
+        bank.close()
+        self.fails(quire.STATE, bank.page, 0, 1)
+
     def test_poison_comes_as_commands(self):
         quire.connect(self.banks)
         with quire.Cache(self.layout, poison=True) as cache:

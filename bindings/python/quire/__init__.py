@@ -21,6 +21,7 @@ import array
 import ctypes
 import ctypes.util
 import os
+import weakref
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64
 from ctypes import c_void_p, sizeof
 
@@ -497,6 +498,7 @@ class Bank(_Object):
         self.handle = handle.value
         self.part_bytes = [part.page_bytes for part in layout.parts()]
         self._kept = []  # what the bank reads and writes must not be collected
+        self._views = weakref.WeakValueDictionary()  # pages that somebody looks at
 
     def _address(self, buffer, offset, bytes_needed):
         if isinstance(buffer, int):
@@ -523,10 +525,13 @@ class Bank(_Object):
         _call("quire_kv_bank_host", self._live(), self._address(buffer, offset, bytes), bytes)
 
     def page(self, part, page):
-        """A page of a part as a writable memoryview, to be used only while the bank is open."""
+        """A page of a part as a writable memoryview. While there is one the bank cannot be closed."""
         address = c_void_p()
         _call("quire_kv_bank_page", self._live(), part, page, byref(address))
-        return memoryview((c_uint8 * self.part_bytes[part]).from_address(address.value)).cast("B")
+        memory = (c_uint8 * self.part_bytes[part]).from_address(address.value)
+        memory.bank = self  # whoever sees the page keeps its bank
+        self._views[id(memory)] = memory
+        return memoryview(memory).cast("B")
 
     def submit(self, command):
         _call("quire_kv_bank_submit", self._live(), byref(command))
@@ -552,6 +557,8 @@ class Bank(_Object):
         return fault, why.text.decode()
 
     def close(self):
+        if self.handle is not None and len(self._views) > 0:
+            raise Error(STATE, "Bank", "page", "somebody still looks at a page: release the memoryview first")
         super().close()
         self._kept = []
 
