@@ -32,49 +32,15 @@ static int teardown(void **state) {
   return 0;
 }
 
-static json_t *parse(const struct reply *reply) {
-  json_error_t error;
-  json_t *root = json_loadb(reply->body, reply->bytes, JSON_ALLOW_NUL, &error);
-  if (root == NULL) {
-    fail_msg("no JSON (%s): %s", error.text, reply->body);
-  }
-  return root;
-}
-
 static json_t *ask(const char *path, const char *body, int status) {
   struct reply reply;
   client_ask(served.port, body != NULL ? "POST" : "GET", path, body, &reply);
   if (reply.status != status || !reply.complete) {
     fail_msg("%s %s: %d, not %d: %s", path, body != NULL ? body : "", reply.status, status, reply.body);
   }
-  json_t *root = parse(&reply);
+  json_t *root = reply_json(&reply);
   reply_free(&reply);
   return root;
-}
-
-/* The member at "a.0.b" of a value; NULL where there is none. */
-static const json_t *at(const json_t *value, const char *path) {
-  char text[128];
-  snprintf(text, sizeof text, "%s", path);
-  for (char *save = NULL, *word = strtok_r(text, ".", &save); word != NULL; word = strtok_r(NULL, ".", &save)) {
-    value = json_is_array(value) ? json_array_get(value, (size_t)atoi(word)) : json_object_get(value, word);
-  }
-  return value;
-}
-
-static const char *text_at(const json_t *value, const char *path) {
-  const char *text = json_string_value(at(value, path));
-  if (text == NULL) {
-    fail_msg("no text at %s", path);
-  }
-  return text;
-}
-
-static int64_t int_at(const json_t *value, const char *path) {
-  if (!json_is_integer(at(value, path))) {
-    fail_msg("no integer at %s", path);
-  }
-  return json_integer_value(at(value, path));
 }
 
 /* --- refusals --- */
@@ -206,10 +172,11 @@ static void bad_input(void **state) {
   for (size_t i = 0; i < sizeof bads / sizeof bads[0]; i++) {
     const struct bad *bad = &bads[i];
     json_t *root = ask(bad->path, bad->body, bad->status);
-    const char *code = json_string_value(at(root, "error.code")), *param = json_string_value(at(root, "error.param"));
+    const char *code = json_string_value(json_at(root, "error.code")),
+               *param = json_string_value(json_at(root, "error.param"));
     bool right = code != NULL && strcmp(code, bad->code) == 0 &&
                  (bad->param == NULL ? param == NULL : param != NULL && strstr(param, bad->param) != NULL);
-    if (!right || strlen(text_at(root, "error.message")) < 10 || strlen(text_at(root, "error.type")) < 5) {
+    if (!right || strlen(json_text_at(root, "error.message")) < 10 || strlen(json_text_at(root, "error.type")) < 5) {
       fail_msg("%s: code %s, param %s", bad->body, code, param);
     }
     json_decref(root);
@@ -230,7 +197,7 @@ static void odd_input(void **state) {
   };
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
     json_t *root = ask(TEXT, good[i], 200);
-    assert_true(int_at(root, "usage.completion_tokens") <= 2);
+    assert_true(json_int_at(root, "usage.completion_tokens") <= 2);
     json_decref(root);
   }
   json_decref(
@@ -243,8 +210,8 @@ static void odd_input(void **state) {
   memset(deep + head, '[', DEEP);
   deep[head + DEEP] = '\0';
   json_t *root = ask(TEXT, deep, 400);
-  assert_string_equal(text_at(root, "error.code"), "invalid_json");
-  assert_non_null(strstr(text_at(root, "error.message"), "depth"));
+  assert_string_equal(json_text_at(root, "error.code"), "invalid_json");
+  assert_non_null(strstr(json_text_at(root, "error.message"), "depth"));
   json_decref(root);
   free(deep);
 }
@@ -291,8 +258,8 @@ static void http_forms(void **state) {
     if (status_of_bytes(forms[i].bytes, &reply) != forms[i].status) {
       fail_msg("%s: %d: %s", forms[i].bytes, reply.status, reply.body);
     }
-    json_t *root = parse(&reply);
-    const char *code = json_string_value(at(root, "error.code"));
+    json_t *root = reply_json(&reply);
+    const char *code = json_string_value(json_at(root, "error.code"));
     assert_true((code == NULL) == (forms[i].code == NULL) && (code == NULL || strcmp(code, forms[i].code) == 0));
     json_decref(root);
     reply_free(&reply);
@@ -311,7 +278,7 @@ static void long_prompts(void **state) {
   memset(body + head, 'z', BYTES);
   memcpy(body + head + BYTES, "\"}", 3);
   json_t *root = ask(TEXT, body, 400);
-  assert_string_equal(text_at(root, "error.code"), "context_length_exceeded");
+  assert_string_equal(json_text_at(root, "error.code"), "context_length_exceeded");
   json_decref(root);
   /* a large body that fits goes through a text thread */
   for (int i = 0; i < 9000; i++) {
@@ -320,7 +287,7 @@ static void long_prompts(void **state) {
   memcpy(body + head + 3000, "\",\"user\":\"", 10);
   memcpy(body + head + 9000, "\"}", 3);
   root = ask(TEXT, body, 200);
-  assert_true(int_at(root, "usage.prompt_tokens") > 1000);
+  assert_true(json_int_at(root, "usage.prompt_tokens") > 1000);
   json_decref(root);
   free(body);
 }
@@ -333,13 +300,13 @@ static void completion(void **state) {
                      "{\"model\":\"quire-sim\",\"prompt\":\"Once upon\",\"max_tokens\":8,\"seed\":5,\"ignore_eos\":"
                      "true,\"unknown\":1,\"logprobs\":null,\"stop\":null,\"best_of\":1}",
                      200);
-  assert_string_equal(text_at(root, "object"), "text_completion");
-  assert_string_equal(text_at(root, "model"), "quire-sim");
-  assert_memory_equal(text_at(root, "id"), "cmpl-", 5);
-  assert_string_equal(text_at(root, "choices.0.finish_reason"), "length");
-  assert_int_equal(int_at(root, "usage.completion_tokens"), 8);
-  assert_int_equal(int_at(root, "usage.total_tokens"), int_at(root, "usage.prompt_tokens") + 8);
-  assert_true(int_at(root, "created") > 1600000000);
+  assert_string_equal(json_text_at(root, "object"), "text_completion");
+  assert_string_equal(json_text_at(root, "model"), "quire-sim");
+  assert_memory_equal(json_text_at(root, "id"), "cmpl-", 5);
+  assert_string_equal(json_text_at(root, "choices.0.finish_reason"), "length");
+  assert_int_equal(json_int_at(root, "usage.completion_tokens"), 8);
+  assert_int_equal(json_int_at(root, "usage.total_tokens"), json_int_at(root, "usage.prompt_tokens") + 8);
+  assert_true(json_int_at(root, "created") > 1600000000);
   json_decref(root);
 }
 
@@ -352,10 +319,10 @@ static void completion_cached(void **state) {
   }
   sprintf(body + bytes, "]}");
   json_t *first = ask(TEXT, body, 200), *second = ask(TEXT, body, 200);
-  assert_int_equal(int_at(first, "usage.prompt_tokens"), 300);
-  assert_int_equal(int_at(first, "usage.prompt_tokens_details.cached_tokens"), 0);
-  assert_int_equal(int_at(second, "usage.prompt_tokens_details.cached_tokens"), 256);
-  assert_int_equal(int_at(second, "usage.prompt_tokens_details.cached_tokens_by_place.device"), 256);
+  assert_int_equal(json_int_at(first, "usage.prompt_tokens"), 300);
+  assert_int_equal(json_int_at(first, "usage.prompt_tokens_details.cached_tokens"), 0);
+  assert_int_equal(json_int_at(second, "usage.prompt_tokens_details.cached_tokens"), 256);
+  assert_int_equal(json_int_at(second, "usage.prompt_tokens_details.cached_tokens_by_place.device"), 256);
   json_decref(first);
   json_decref(second);
   json_decref(ask("/flush_cache", "{}", 200));
@@ -366,19 +333,19 @@ static void many_choices(void **state) {
   (void)state;
   json_t *many = ask(
       TEXT, "{\"prompt\":[\"Once upon\",\"The sea\"],\"n\":3,\"max_tokens\":9,\"seed\":40,\"ignore_eos\":true}", 200);
-  assert_int_equal(json_array_size(at(many, "choices")), 6);
+  assert_int_equal(json_array_size(json_at(many, "choices")), 6);
   for (int i = 0; i < 6; i++) {
     char body[256], path[64];
     sprintf(body, "{\"prompt\":\"%s\",\"max_tokens\":9,\"seed\":%d,\"ignore_eos\":true}",
             i < 3 ? "Once upon" : "The sea", 40 + i % 3);
     json_t *one = ask(TEXT, body, 200);
     sprintf(path, "choices.%d.text", i);
-    assert_string_equal(text_at(many, path), text_at(one, "choices.0.text"));
+    assert_string_equal(json_text_at(many, path), json_text_at(one, "choices.0.text"));
     sprintf(path, "choices.%d.index", i);
-    assert_int_equal(int_at(many, path), i);
+    assert_int_equal(json_int_at(many, path), i);
     json_decref(one);
   }
-  assert_int_equal(int_at(many, "usage.completion_tokens"), 54);
+  assert_int_equal(json_int_at(many, "usage.completion_tokens"), 54);
   json_decref(many);
 }
 
@@ -387,7 +354,7 @@ static void stops(void **state) {
   (void)state;
   json_t *whole = ask(
       TEXT, "{\"prompt\":\"Once\",\"max_tokens\":60,\"seed\":3,\"ignore_eos\":true,\"skip_special_tokens\":true}", 200);
-  const char *text = text_at(whole, "choices.0.text");
+  const char *text = json_text_at(whole, "choices.0.text");
   size_t begin = 20;
   while (((unsigned char)text[begin] & 0x80) != 0 || ((unsigned char)text[begin + 1] & 0x80) != 0 ||
          ((unsigned char)text[begin + 2] & 0x80) != 0) {
@@ -402,24 +369,24 @@ static void stops(void **state) {
   sprintf(body, "{\"prompt\":\"Once\",\"max_tokens\":60,\"seed\":3,\"ignore_eos\":true,\"stop\":[\"%s\"]}", escaped);
   json_t *cut = ask(TEXT, body, 200);
   const char *first = strstr(text, stop);
-  assert_string_equal(text_at(cut, "choices.0.finish_reason"), "stop");
-  assert_string_equal(text_at(cut, "choices.0.matched_stop"), stop);
-  assert_int_equal(strlen(text_at(cut, "choices.0.text")), (size_t)(first - text));
-  assert_memory_equal(text_at(cut, "choices.0.text"), text, (size_t)(first - text));
+  assert_string_equal(json_text_at(cut, "choices.0.finish_reason"), "stop");
+  assert_string_equal(json_text_at(cut, "choices.0.matched_stop"), stop);
+  assert_int_equal(strlen(json_text_at(cut, "choices.0.text")), (size_t)(first - text));
+  assert_memory_equal(json_text_at(cut, "choices.0.text"), text, (size_t)(first - text));
   json_decref(cut);
   json_decref(whole);
   json_t *ids =
       ask("/generate", "{\"text\":\"Once\",\"sampling_params\":{\"max_new_tokens\":12,\"seed\":3,\"ignore_eos\":true}}",
           200);
-  int64_t fifth = int_at(ids, "output_ids.4");
+  int64_t fifth = json_int_at(ids, "output_ids.4");
   sprintf(body,
           "{\"text\":\"Once\",\"sampling_params\":{\"max_new_tokens\":12,\"seed\":3,\"ignore_eos\":true,\"stop_token_"
           "ids\":[%lld]}}",
           (long long)fifth);
   cut = ask("/generate", body, 200);
-  assert_string_equal(text_at(cut, "meta_info.finish_reason.type"), "stop");
-  assert_int_equal(int_at(cut, "meta_info.finish_reason.matched"), fifth);
-  assert_true(int_at(cut, "meta_info.completion_tokens") <= 5);
+  assert_string_equal(json_text_at(cut, "meta_info.finish_reason.type"), "stop");
+  assert_int_equal(json_int_at(cut, "meta_info.finish_reason.matched"), fifth);
+  assert_true(json_int_at(cut, "meta_info.completion_tokens") <= 5);
   json_decref(cut);
   json_decref(ids);
 }
@@ -428,42 +395,42 @@ static void logprobs(void **state) {
   (void)state;
   json_t *chat = ask(
       CHAT, "{" MESSAGES ",\"max_tokens\":5,\"seed\":1,\"ignore_eos\":true,\"logprobs\":true,\"top_logprobs\":2}", 200);
-  assert_int_equal(json_array_size(at(chat, "choices.0.logprobs.content")), 5);
-  assert_true(json_is_number(at(chat, "choices.0.logprobs.content.4.logprob")));
-  assert_true(json_is_string(at(chat, "choices.0.logprobs.content.4.token")));
-  assert_true(json_is_array(at(chat, "choices.0.logprobs.content.4.bytes")));
-  assert_true(json_is_array(at(chat, "choices.0.logprobs.content.4.top_logprobs")));
+  assert_int_equal(json_array_size(json_at(chat, "choices.0.logprobs.content")), 5);
+  assert_true(json_is_number(json_at(chat, "choices.0.logprobs.content.4.logprob")));
+  assert_true(json_is_string(json_at(chat, "choices.0.logprobs.content.4.token")));
+  assert_true(json_is_array(json_at(chat, "choices.0.logprobs.content.4.bytes")));
+  assert_true(json_is_array(json_at(chat, "choices.0.logprobs.content.4.top_logprobs")));
   json_decref(chat);
   json_t *text = ask(
       TEXT,
       "{\"prompt\":\"Once upon a time\",\"max_tokens\":3,\"seed\":1,\"ignore_eos\":true,\"logprobs\":1,\"echo\":true}",
       200);
-  int64_t prompt = int_at(text, "usage.prompt_tokens");
-  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.tokens")), (size_t)prompt + 3);
-  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.token_logprobs")), (size_t)prompt + 3);
-  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.top_logprobs")), (size_t)prompt + 3);
-  assert_int_equal(json_array_size(at(text, "choices.0.logprobs.text_offset")), (size_t)prompt + 3);
-  assert_true(json_is_null(at(text, "choices.0.logprobs.token_logprobs.0")));
-  assert_int_equal(int_at(text, "choices.0.logprobs.text_offset.0"), 0);
-  assert_memory_equal(text_at(text, "choices.0.text"), "Once upon a time", 16);
+  int64_t prompt = json_int_at(text, "usage.prompt_tokens");
+  assert_int_equal(json_array_size(json_at(text, "choices.0.logprobs.tokens")), (size_t)prompt + 3);
+  assert_int_equal(json_array_size(json_at(text, "choices.0.logprobs.token_logprobs")), (size_t)prompt + 3);
+  assert_int_equal(json_array_size(json_at(text, "choices.0.logprobs.top_logprobs")), (size_t)prompt + 3);
+  assert_int_equal(json_array_size(json_at(text, "choices.0.logprobs.text_offset")), (size_t)prompt + 3);
+  assert_true(json_is_null(json_at(text, "choices.0.logprobs.token_logprobs.0")));
+  assert_int_equal(json_int_at(text, "choices.0.logprobs.text_offset.0"), 0);
+  assert_memory_equal(json_text_at(text, "choices.0.text"), "Once upon a time", 16);
   json_decref(text);
   json_t *generate =
       ask("/generate",
           "{\"text\":\"Once upon\",\"return_logprob\":true,\"logprob_start_len\":0,\"top_logprobs_num\":1,"
           "\"sampling_params\":{\"max_new_tokens\":4,\"ignore_eos\":true}}",
           200);
-  assert_int_equal(json_array_size(at(generate, "meta_info.output_token_logprobs")), 4);
-  assert_int_equal((int64_t)json_array_size(at(generate, "meta_info.input_token_logprobs")),
-                   int_at(generate, "meta_info.prompt_tokens"));
-  assert_int_equal(int_at(generate, "meta_info.output_token_logprobs.2.1"), int_at(generate, "output_ids.2"));
+  assert_int_equal(json_array_size(json_at(generate, "meta_info.output_token_logprobs")), 4);
+  assert_int_equal((int64_t)json_array_size(json_at(generate, "meta_info.input_token_logprobs")),
+                   json_int_at(generate, "meta_info.prompt_tokens"));
+  assert_int_equal(json_int_at(generate, "meta_info.output_token_logprobs.2.1"), json_int_at(generate, "output_ids.2"));
   json_decref(generate);
 }
 
 static void echo_alone(void **state) {
   (void)state;
   json_t *root = ask(TEXT, "{\"prompt\":\"Once upon\",\"max_tokens\":0,\"echo\":true}", 200);
-  assert_string_equal(text_at(root, "choices.0.text"), "Once upon");
-  assert_int_equal(int_at(root, "usage.completion_tokens"), 0);
+  assert_string_equal(json_text_at(root, "choices.0.text"), "Once upon");
+  assert_int_equal(json_int_at(root, "usage.completion_tokens"), 0);
   json_decref(root);
 }
 
@@ -518,20 +485,20 @@ static void chat_stream(void **state) {
                      EVENTS_MAX);
   json_t *whole = ask(CHAT, "{" MESSAGES ",\"max_tokens\":30,\"seed\":9,\"ignore_eos\":true}", 200);
   for (int i = 0; i < count; i++) {
-    assert_string_equal(text_at(events[i], "object"), "chat.completion.chunk");
-    assert_string_equal(text_at(events[i], "id"), text_at(events[0], "id"));
-    assert_int_equal(json_array_size(at(events[i], "choices")), 1);
-    assert_null(at(events[i], "usage"));
-    assert_true(i == count - 1 || json_is_null(at(events[i], "choices.0.finish_reason")));
+    assert_string_equal(json_text_at(events[i], "object"), "chat.completion.chunk");
+    assert_string_equal(json_text_at(events[i], "id"), json_text_at(events[0], "id"));
+    assert_int_equal(json_array_size(json_at(events[i], "choices")), 1);
+    assert_null(json_at(events[i], "usage"));
+    assert_true(i == count - 1 || json_is_null(json_at(events[i], "choices.0.finish_reason")));
     if (i > 0 && i < count - 1) {
-      strcat(joined, text_at(events[i], "choices.0.delta.content"));
+      strcat(joined, json_text_at(events[i], "choices.0.delta.content"));
     }
   }
-  assert_string_equal(text_at(events[0], "choices.0.delta.role"), "assistant");
-  assert_string_equal(text_at(events[0], "choices.0.delta.content"), "");
-  assert_int_equal(json_object_size(at(events[count - 1], "choices.0.delta")), 0);
-  assert_string_equal(text_at(events[count - 1], "choices.0.finish_reason"), "length");
-  assert_string_equal(joined, text_at(whole, "choices.0.message.content"));
+  assert_string_equal(json_text_at(events[0], "choices.0.delta.role"), "assistant");
+  assert_string_equal(json_text_at(events[0], "choices.0.delta.content"), "");
+  assert_int_equal(json_object_size(json_at(events[count - 1], "choices.0.delta")), 0);
+  assert_string_equal(json_text_at(events[count - 1], "choices.0.finish_reason"), "length");
+  assert_string_equal(joined, json_text_at(whole, "choices.0.message.content"));
   free_events(events, count);
   json_decref(whole);
 }
@@ -544,11 +511,11 @@ static void usage_in_stream(void **state) {
                      "\"include_usage\":true}}",
                      events, EVENTS_MAX);
   for (int i = 0; i < count - 1; i++) {
-    assert_true(json_is_null(at(events[i], "usage")));
-    assert_int_equal(json_array_size(at(events[i], "choices")), 1);
+    assert_true(json_is_null(json_at(events[i], "usage")));
+    assert_int_equal(json_array_size(json_at(events[i], "choices")), 1);
   }
-  assert_int_equal(json_array_size(at(events[count - 1], "choices")), 0);
-  assert_int_equal(int_at(events[count - 1], "usage.completion_tokens"), 6);
+  assert_int_equal(json_array_size(json_at(events[count - 1], "choices")), 0);
+  assert_int_equal(json_int_at(events[count - 1], "usage.completion_tokens"), 6);
   free_events(events, count);
   count = stream(TEXT,
                  "{\"prompt\":\"Once\",\"max_tokens\":6,\"ignore_eos\":true,\"stream\":true,\"stream_options\":{"
@@ -557,8 +524,8 @@ static void usage_in_stream(void **state) {
                  events, EVENTS_MAX);
   int64_t before = 0;
   for (int i = 0; i < count; i++) {
-    assert_true(int_at(events[i], "usage.completion_tokens") >= before);
-    before = int_at(events[i], "usage.completion_tokens");
+    assert_true(json_int_at(events[i], "usage.completion_tokens") >= before);
+    before = json_int_at(events[i], "usage.completion_tokens");
   }
   assert_int_equal(before, 6);
   free_events(events, count);
@@ -579,16 +546,16 @@ static void stream_of_choices(void **state) {
           "{\"prompt\":\"Once\",\"n\":3,\"seed\":8,\"max_tokens\":20,\"ignore_eos\":true,\"logprobs\":0,\"echo\":true}",
           200);
   for (int i = 0; i < count; i++) {
-    int64_t index = int_at(events[i], "choices.0.index");
-    strcat(joined[index], text_at(events[i], "choices.0.text"));
-    tokens[index] += (int)json_array_size(at(events[i], "choices.0.logprobs.tokens"));
+    int64_t index = json_int_at(events[i], "choices.0.index");
+    strcat(joined[index], json_text_at(events[i], "choices.0.text"));
+    tokens[index] += (int)json_array_size(json_at(events[i], "choices.0.logprobs.tokens"));
   }
   for (int i = 0; i < 3; i++) {
     char path[64];
     sprintf(path, "choices.%d.text", i);
-    assert_string_equal(joined[i], text_at(whole, path));
+    assert_string_equal(joined[i], json_text_at(whole, path));
     sprintf(path, "choices.%d.logprobs.tokens", i);
-    assert_int_equal(tokens[i], (int)json_array_size(at(whole, path)));
+    assert_int_equal(tokens[i], (int)json_array_size(json_at(whole, path)));
   }
   free_events(events, count);
   json_decref(whole);
@@ -602,12 +569,12 @@ static void generate_stream(void **state) {
   int count = stream("/generate", body, events, EVENTS_MAX);
   assert_true(count >= 1);
   for (int i = 1; i < count; i++) {
-    const char *before = text_at(events[i - 1], "text"), *now = text_at(events[i], "text");
+    const char *before = json_text_at(events[i - 1], "text"), *now = json_text_at(events[i], "text");
     assert_memory_equal(now, before, strlen(before));
   }
-  assert_string_equal(text_at(events[count - 1], "meta_info.id"), "my-id");
-  assert_int_equal(int_at(events[count - 1], "meta_info.completion_tokens"), 9);
-  assert_string_equal(text_at(events[count - 1], "meta_info.finish_reason.type"), "length");
+  assert_string_equal(json_text_at(events[count - 1], "meta_info.id"), "my-id");
+  assert_int_equal(json_int_at(events[count - 1], "meta_info.completion_tokens"), 9);
+  assert_string_equal(json_text_at(events[count - 1], "meta_info.finish_reason.type"), "length");
   free_events(events, count);
 }
 
@@ -622,17 +589,17 @@ static void descriptions(void **state) {
     json_decref(ask(paths[i], NULL, 200));
   }
   json_t *models = ask("/v1/models", NULL, 200);
-  assert_string_equal(text_at(models, "data.0.id"), "quire-sim");
-  assert_string_equal(text_at(models, "data.0.owned_by"), "quire");
-  assert_int_equal(int_at(models, "data.0.max_model_len"), 4096);
+  assert_string_equal(json_text_at(models, "data.0.id"), "quire-sim");
+  assert_string_equal(json_text_at(models, "data.0.owned_by"), "quire");
+  assert_int_equal(json_int_at(models, "data.0.max_model_len"), 4096);
   json_decref(models);
   json_t *tokens = ask("/tokenize", "{\"prompt\":\"Once upon a time\"}", 200);
   char body[256] = "{\"tokens\":";
-  char *list = json_dumps(at(tokens, "tokens"), JSON_COMPACT);
-  assert_int_equal(int_at(tokens, "count"), (int64_t)json_array_size(at(tokens, "tokens")));
+  char *list = json_dumps(json_at(tokens, "tokens"), JSON_COMPACT);
+  assert_int_equal(json_int_at(tokens, "count"), (int64_t)json_array_size(json_at(tokens, "tokens")));
   strcat(strcat(body, list), "}");
   json_t *back = ask("/detokenize", body, 200);
-  assert_string_equal(text_at(back, "prompt"), "Once upon a time");
+  assert_string_equal(json_text_at(back, "prompt"), "Once upon a time");
   json_decref(back);
   json_decref(tokens);
   free(list);
@@ -663,17 +630,6 @@ static void request_id_comes_back(void **state) {
   close(fd);
 }
 
-static void wait_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
-
-/* Two requests run, two wait. */
-static void open_narrow(struct served *other, int32_t ctx_tokens, void (*change)(struct quire_server_options *)) {
-  served_open(other, &(struct served_config){.running_max = 2,
-                                             .queue_max = 2,
-                                             .ctx_tokens = ctx_tokens,
-                                             .cache_tokens = 3 * ctx_tokens,
-                                             .change = change});
-}
-
 enum { CTX_TOKENS = 1 << 15, LONG_CTX_TOKENS = 1 << 20 };
 
 /* Whoever does not read holds no memory: its tokens are not drawn. Then it reads, and gets all of them. */
@@ -681,15 +637,15 @@ static void slow_reader(void **state) {
   (void)state;
   struct served other;
   struct quire_worker_stats before, after;
-  open_narrow(&other, CTX_TOKENS, NULL);
+  served_open_narrow(&other, CTX_TOKENS, NULL);
   int fd = client_connect(other.port), small = 64 << 10;
   setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
   client_send(fd, "POST", TEXT, NULL,
               "{\"prompt\":\"a\",\"max_tokens\":20000,\"ignore_eos\":true,\"stream\":true,"
               "\"stream_options\":{\"include_usage\":true}}");
-  wait_ms(600);
+  client_wait_ms(600);
   quire_worker_stats(other.worker, &before);
-  wait_ms(300);
+  client_wait_ms(300);
   quire_worker_stats(other.worker, &after);
   assert_int_equal(before.engine.drawn_tokens, after.engine.drawn_tokens);
   assert_true(after.engine.drawn_tokens > 100 && after.engine.drawn_tokens < 20000);
@@ -708,31 +664,22 @@ static void short_write(struct quire_server_options *options) { options->write_s
 static void dead_reader(void **state) {
   (void)state;
   struct served other;
-  open_narrow(&other, CTX_TOKENS, short_write);
+  served_open_narrow(&other, CTX_TOKENS, short_write);
   int fd = client_connect(other.port);
   client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":30000,\"ignore_eos\":true,\"stream\":true}");
-  wait_ms(1500);
+  client_wait_ms(1500);
   served_check_empty(&other);
   close(fd);
   served_close(&other);
-}
-
-/* Four requests without an end: every place of open_narrow and its queue are taken. */
-static void fill_places(const struct served *s, int fds_out[4]) {
-  for (int i = 0; i < 4; i++) {
-    fds_out[i] = client_connect(s->port);
-    client_send(fds_out[i], "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
-    wait_ms(20);
-  }
 }
 
 static void queue_full_and_disconnect(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  open_narrow(&other, LONG_CTX_TOKENS, NULL);
+  served_open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int fds[4];
-  fill_places(&other, fds);
+  served_fill_narrow(&other, fds);
   client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
   assert_int_equal(reply.status, 429);
   assert_non_null(strstr(reply.head, "Retry-After: "));
@@ -797,7 +744,7 @@ static void memory_is_counted(void **state) {
   enum { VALUES = 100000, TOKENS = 3000 };
   struct served other;
   struct reply reply;
-  open_narrow(&other, LONG_CTX_TOKENS, little_memory);
+  served_open_narrow(&other, LONG_CTX_TOKENS, little_memory);
   char *body = malloc(2 * VALUES + 128);
   assert_non_null(body);
   for (int kind = 0; kind < 3; kind++) {
@@ -808,9 +755,9 @@ static void memory_is_counted(void **state) {
     }
     strcpy(body + used, kind == 2 ? "],\"max_tokens\":1000000,\"ignore_eos\":true,\"logprobs\":5}" : "]}");
     client_ask(other.port, "POST", TEXT, body, &reply);
-    json_t *root = parse(&reply);
+    json_t *root = reply_json(&reply);
     const char *wanted = kind == 2 ? "too_many_bytes" : "body_too_large";
-    if (reply.status != (kind == 2 ? 503 : 413) || strcmp(text_at(root, "error.code"), wanted) != 0) {
+    if (reply.status != (kind == 2 ? 503 : 413) || strcmp(json_text_at(root, "error.code"), wanted) != 0) {
       fail_msg("case %d: %d: %s", kind, reply.status, reply.body);
     }
     assert_true(kind != 2 || strstr(reply.head, "Retry-After: ") != NULL);
@@ -832,13 +779,13 @@ static void abort_request(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  open_narrow(&other, LONG_CTX_TOKENS, NULL);
+  served_open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int one = client_connect(other.port), two = client_connect(other.port);
   client_send(one, "POST", "/generate", NULL,
               "{\"text\":\"a\",\"rid\":\"r1\",\"sampling_params\":{\"max_new_tokens\":1000000,\"ignore_eos\":true}}");
   client_send(two, "POST", TEXT, "X-Request-Id: r2\r\n",
               "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
-  wait_ms(50);
+  client_wait_ms(50);
   client_ask(other.port, "POST", "/abort_request", "{\"rid\":\"\"}", &reply); /* not: all that have no name */
   assert_int_equal(reply.status, 400);
   reply_free(&reply);
@@ -867,17 +814,6 @@ static void with_keys(struct quire_server_options *options) {
   options->served_name = "named \"so\"";
 }
 
-static int status_with(const struct served *other, const char *method, const char *path, const char *fields) {
-  struct reply reply;
-  int fd = client_connect(other->port);
-  client_send(fd, method, path, fields, strcmp(method, "POST") == 0 ? "{}" : NULL);
-  client_receive(fd, &reply);
-  int status = reply.status;
-  reply_free(&reply);
-  close(fd);
-  return status;
-}
-
 static void keys(void **state) {
   (void)state;
   struct served other;
@@ -885,16 +821,16 @@ static void keys(void **state) {
   static const char *const closed[] = {"/v1/models",   "/metrics", "/server_info", "/v1/loads",
                                        "/debug/check", "/nowhere", "/version"};
   for (size_t i = 0; i < sizeof closed / sizeof closed[0]; i++) {
-    assert_int_equal(status_with(&other, "GET", closed[i], NULL), 401);
-    assert_int_equal(status_with(&other, "GET", closed[i], "Authorization: Bearer secret2\r\n"), 401);
-    assert_int_equal(status_with(&other, "GET", closed[i], "Authorization: Basic secret\r\n"), 401);
+    assert_int_equal(served_status(&other, "GET", closed[i], NULL), 401);
+    assert_int_equal(served_status(&other, "GET", closed[i], "Authorization: Bearer secret2\r\n"), 401);
+    assert_int_equal(served_status(&other, "GET", closed[i], "Authorization: Basic secret\r\n"), 401);
   }
-  assert_int_equal(status_with(&other, "POST", TEXT, NULL), 401);
-  assert_int_equal(status_with(&other, "POST", TEXT, "x-api-key: secret\r\n"), 400);
-  assert_int_equal(status_with(&other, "GET", "/v1/models", "Authorization: Bearer secret\r\n"), 200);
-  assert_int_equal(status_with(&other, "GET", "/version", "Authorization: Bearer secret\r\n"), 404);
-  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
-  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
+  assert_int_equal(served_status(&other, "POST", TEXT, NULL), 401);
+  assert_int_equal(served_status(&other, "POST", TEXT, "x-api-key: secret\r\n"), 400);
+  assert_int_equal(served_status(&other, "GET", "/v1/models", "Authorization: Bearer secret\r\n"), 200);
+  assert_int_equal(served_status(&other, "GET", "/version", "Authorization: Bearer secret\r\n"), 404);
+  assert_int_equal(served_status(&other, "GET", "/health", NULL), 200);
+  assert_int_equal(served_status(&other, "GET", "/livez", NULL), 200);
   struct reply reply;
   int fd = client_connect(other.port);
   client_send(fd, "GET", "/metrics", "x-api-key: secret\r\n", NULL);
@@ -910,207 +846,6 @@ static void keys(void **state) {
   served_close(&other);
 }
 
-static void loading(void **state) {
-  (void)state;
-  struct served other;
-  served_open(&other, &(struct served_config){.loading = true});
-  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
-  assert_int_equal(status_with(&other, "GET", "/health", NULL), 503);
-  assert_int_equal(status_with(&other, "POST", TEXT, NULL), 503);
-  assert_int_equal(status_with(&other, "GET", "/metrics", NULL), 200);
-  served_attach(&other);
-  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
-  served_close(&other);
-}
-
-static void slow_drain(struct quire_server_options *options) { options->drain_delay_seconds = 0.6; }
-
-/* Unready first, deaf later; what is open ends; then run returns. */
-static void drain(void **state) {
-  (void)state;
-  struct served other;
-  struct reply reply;
-  open_narrow(&other, CTX_TOKENS, slow_drain);
-  int fd = client_connect(other.port);
-  client_send(fd, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":20000,\"ignore_eos\":true,\"stream\":true}");
-  wait_ms(50);
-  quire_server_drain(other.server);
-  wait_ms(150);
-  assert_int_equal(status_with(&other, "GET", "/readyz", NULL), 503);
-  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
-  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
-  assert_int_equal(reply.status, 200);
-  assert_non_null(strstr(reply.head, "Connection: close"));
-  reply_free(&reply);
-  client_receive(fd, &reply);
-  assert_true(reply.complete);
-  assert_non_null(strstr(reply.body, "data: [DONE]\n\n"));
-  reply_free(&reply);
-  close(fd);
-  served_join(&other);
-  served_check_empty(&other);
-  served_close(&other);
-}
-
-/* A rank that fails ends what runs with 500, whole or in its stream; then the server is unready and says so. */
-static void rank_fails(void **state) {
-  (void)state;
-  struct served other;
-  struct reply reply;
-  served_open(&other, &(struct served_config){.fail_epoch = 3000});
-  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":4000,\"ignore_eos\":true,\"stream\":true}",
-             &reply);
-  assert_true(reply.complete);
-  /* a status, if the fault was faster than the first byte */
-  assert_true(reply.status == 500 || strstr(reply.body, "data: {\"error\":{\"message\":") != NULL);
-  assert_non_null(strstr(reply.body, "\"type\":\"server_error\""));
-  reply_free(&reply);
-  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":5}", &reply);
-  assert_int_equal(reply.status, 503);
-  assert_non_null(strstr(reply.head, "Retry-After: "));
-  reply_free(&reply);
-  for (int i = 0; i < 40 && status_with(&other, "GET", "/readyz", NULL) == 200; i++) {
-    wait_ms(100);
-  }
-  assert_int_equal(status_with(&other, "GET", "/readyz", NULL), 503);
-  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
-  served_close(&other);
-}
-
-static void becomes(const struct served *other, const char *path, int status) {
-  for (int i = 0; i < 60 && status_with(other, "GET", path, NULL) != status; i++) {
-    wait_ms(50);
-  }
-  assert_int_equal(status_with(other, "GET", path, NULL), status);
-}
-
-static void quick_health(struct quire_server_options *options) { options->health_seconds = 0.4; }
-
-/* A step that does not end makes the server ill, without the controller being asked; it is well again when it ends. */
-static void worker_hangs(void **state) {
-  (void)state;
-  struct served other;
-  struct reply reply;
-  served_open(&other, &(struct served_config){.change = quick_health});
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200);
-  __atomic_store_n(&other.hang, 1, __ATOMIC_RELEASE);
-  wait_ms(700); /* nothing runs: an idle worker comes by */
-  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
-  /* what only looks at the heartbeat is well until the limit, what needs a step is told at the limit */
-  int fd = client_connect(other.port);
-  client_send(fd, "GET", "/health_generate", NULL, NULL);
-  client_receive(fd, &reply);
-  assert_int_equal(reply.status, 503);
-  assert_non_null(strstr(reply.body, "has not moved"));
-  assert_non_null(strstr(reply.head, "Retry-After: "));
-  reply_free(&reply);
-  close(fd);
-  assert_int_equal(status_with(&other, "GET", "/health", NULL), 503);
-  assert_int_equal(status_with(&other, "GET", "/readyz", NULL), 503);
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 503);
-  assert_int_equal(status_with(&other, "GET", "/livez", NULL), 200);
-  assert_int_equal(status_with(&other, "GET", "/metrics", NULL), 200);
-  __atomic_store_n(&other.hang, 0, __ATOMIC_RELEASE);
-  becomes(&other, "/health", 200);
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200);
-  served_check_empty(&other);
-  served_close(&other);
-}
-
-/* A rank that dies while nothing runs is missed before a request finds out. */
-static void rank_dies_idle(void **state) {
-  (void)state;
-  struct served other;
-  served_open(&other, &(struct served_config){0});
-  assert_int_equal(status_with(&other, "GET", "/health", NULL), 200);
-  __atomic_store_n(&other.dead, 1, __ATOMIC_RELEASE);
-  becomes(&other, "/health", 503);
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 503);
-  assert_int_equal(status_with(&other, "POST", "/generate", NULL), 400); /* the body first */
-  json_t *root = NULL;
-  struct reply reply;
-  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
-  root = parse(&reply);
-  assert_int_equal(reply.status, 503);
-  assert_string_equal(text_at(root, "error.type"), "unavailable_error");
-  json_decref(root);
-  reply_free(&reply);
-  served_close(&other);
-}
-
-/* A probe needs no place: a worker that is full of requests that move is well, and probes count nowhere. */
-static void busy_worker_is_well(void **state) {
-  (void)state;
-  struct served other;
-  struct reply reply;
-  open_narrow(&other, LONG_CTX_TOKENS, NULL);
-  int fds[4];
-  fill_places(&other, fds);
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200); /* the queue is full */
-  close(fds[3]);
-  wait_ms(100);
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200); /* it waits, others draw */
-  for (int i = 0; i < 3; i++) {
-    close(fds[i]);
-  }
-  served_check_empty(&other);
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200); /* it draws */
-  client_ask(other.port, "GET", "/metrics", NULL, &reply);
-  assert_non_null(strstr(reply.body, "\nquire_requests_total{end=\"length\"} 0\n"));
-  assert_non_null(strstr(reply.body, "\nquire_rejected_total 0\n"));
-  reply_free(&reply);
-  served_check_empty(&other);
-  served_close(&other);
-}
-
-static void short_requests(struct quire_server_options *options) { options->request_seconds = 0.3; }
-
-/* A request has its deadline also while a step hangs. */
-static void deadline_while_hung(void **state) {
-  (void)state;
-  struct served other;
-  struct reply reply;
-  served_open(&other, &(struct served_config){.change = short_requests});
-  __atomic_store_n(&other.hang, 1, __ATOMIC_RELEASE);
-  int whole = client_connect(other.port), streamed = client_connect(other.port);
-  client_send(whole, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":5}");
-  client_send(streamed, "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":5,\"n\":2,\"stream\":true}");
-  client_receive(whole, &reply);
-  assert_int_equal(reply.status, 408);
-  assert_non_null(strstr(reply.body, "\"code\":\"deadline\""));
-  reply_free(&reply);
-  client_receive(streamed, &reply);
-  assert_int_equal(reply.status, 408);
-  reply_free(&reply);
-  close(whole);
-  close(streamed);
-  __atomic_store_n(&other.hang, 0, __ATOMIC_RELEASE);
-  served_check_empty(&other);
-  assert_int_equal(status_with(&other, "GET", "/health_generate", NULL), 200);
-  served_close(&other);
-}
-
-static void deadline(void **state) {
-  (void)state;
-  struct served other;
-  struct reply reply;
-  open_narrow(&other, LONG_CTX_TOKENS, short_requests);
-  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}", &reply);
-  assert_int_equal(reply.status, 408);
-  reply_free(&reply);
-  client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true,\"stream\":true}",
-             &reply);
-  assert_int_equal(reply.status, 200);
-  assert_true(reply.complete);
-  const char *fault = strstr(reply.body, "data: {\"error\":{\"message\":");
-  assert_non_null(fault);
-  assert_non_null(strstr(fault, "\"code\":\"deadline\"}}\n\ndata: [DONE]\n\n"));
-  reply_free(&reply);
-  served_check_empty(&other);
-  served_close(&other);
-}
-
-/* An argument is a pattern of the tests to run. */
 int main(int argc, char **argv) {
   cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
   const struct CMUnitTest tests[] = {
@@ -1137,14 +872,6 @@ int main(int argc, char **argv) {
       cmocka_unit_test(memory_is_counted),
       cmocka_unit_test(abort_request),
       cmocka_unit_test(keys),
-      cmocka_unit_test(loading),
-      cmocka_unit_test(drain),
-      cmocka_unit_test(deadline),
-      cmocka_unit_test(deadline_while_hung),
-      cmocka_unit_test(rank_fails),
-      cmocka_unit_test(worker_hangs),
-      cmocka_unit_test(rank_dies_idle),
-      cmocka_unit_test(busy_worker_is_well),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

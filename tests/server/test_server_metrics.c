@@ -16,8 +16,6 @@
 
 enum { CTX_TOKENS = 1 << 20 };
 
-static void wait_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
-
 struct metric {
   const char *name, *type;
   bool moves; /* is above 0 after a load, and was not before it */
@@ -142,7 +140,7 @@ static void load_all(const struct served *other) {
     fds[i] = client_connect(other->port);
     client_send(fds[i], "POST", "/v1/completions", NULL,
                 "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
-    wait_ms(20);
+    client_wait_ms(20);
   }
   client_ask(other->port, "POST", "/v1/completions", body, &reply);
   assert_int_equal(reply.status, 429);
@@ -167,7 +165,7 @@ static void check_metrics(const struct metric *metrics, const char *prefix,
   client_ask(other.port, "GET", "/metrics", NULL, &before);
   load_all(&other);
   served_check_empty(&other);
-  wait_ms(50);
+  client_wait_ms(50);
   client_ask(other.port, "GET", "/metrics", NULL, &after);
   for (int i = 0; metrics[i].name != NULL; i++) {
     double first = family(before.body, prefix, &metrics[i]), second = family(after.body, prefix, &metrics[i]);

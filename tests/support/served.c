@@ -124,6 +124,23 @@ void served_open(struct served *served, const struct served_config *config) {
   }
 }
 
+void served_open_narrow(struct served *served, int32_t ctx_tokens, void (*change)(struct quire_server_options *)) {
+  served_open(served, &(struct served_config){.running_max = 2,
+                                              .queue_max = 2,
+                                              .ctx_tokens = ctx_tokens,
+                                              .cache_tokens = 3 * ctx_tokens,
+                                              .change = change});
+}
+
+void served_fill_narrow(const struct served *served, int fds_out[4]) {
+  for (int i = 0; i < 4; i++) {
+    fds_out[i] = client_connect(served->port);
+    client_send(fds_out[i], "POST", "/v1/completions", NULL,
+                "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true}");
+    client_wait_ms(20);
+  }
+}
+
 void served_check_empty(struct served *served) {
   struct quire_worker_stats stats;
   struct quire_error why = {0};
@@ -311,4 +328,52 @@ void client_ask(int port, const char *method, const char *path, const char *body
 void reply_free(struct reply *reply) {
   free(reply->body);
   reply->body = NULL;
+}
+
+int served_status(const struct served *served, const char *method, const char *path, const char *fields) {
+  struct reply reply;
+  int fd = client_connect(served->port);
+  client_send(fd, method, path, fields, strcmp(method, "POST") == 0 ? "{}" : NULL);
+  client_receive(fd, &reply);
+  int status = reply.status;
+  reply_free(&reply);
+  close(fd);
+  return status;
+}
+
+void client_wait_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
+
+/* --- answers that are JSON --- */
+
+json_t *reply_json(const struct reply *reply) {
+  json_error_t error;
+  json_t *root = json_loadb(reply->body, reply->bytes, JSON_ALLOW_NUL, &error);
+  if (root == NULL) {
+    fail_msg("no JSON (%s): %s", error.text, reply->body);
+  }
+  return root;
+}
+
+const json_t *json_at(const json_t *value, const char *path) {
+  char text[128];
+  snprintf(text, sizeof text, "%s", path);
+  for (char *save = NULL, *word = strtok_r(text, ".", &save); word != NULL; word = strtok_r(NULL, ".", &save)) {
+    value = json_is_array(value) ? json_array_get(value, (size_t)atoi(word)) : json_object_get(value, word);
+  }
+  return value;
+}
+
+const char *json_text_at(const json_t *value, const char *path) {
+  const char *text = json_string_value(json_at(value, path));
+  if (text == NULL) {
+    fail_msg("no text at %s", path);
+  }
+  return text;
+}
+
+int64_t json_int_at(const json_t *value, const char *path) {
+  if (!json_is_integer(json_at(value, path))) {
+    fail_msg("no integer at %s", path);
+  }
+  return json_integer_value(json_at(value, path));
 }

@@ -3,6 +3,7 @@
 #ifndef QUIRE_TESTS_SERVED_H
 #define QUIRE_TESTS_SERVED_H
 
+#include <jansson.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,6 +45,11 @@ struct served {
 };
 
 void served_open(struct served *served, const struct served_config *config);
+/* Two requests run, two wait. */
+void served_open_narrow(struct served *served, int32_t ctx_tokens,
+                        void (*change)(struct quire_server_options *options));
+/* Four requests without an end: every place of a narrow server is taken. */
+void served_fill_narrow(const struct served *served, int fds_out[4]);
 void served_attach(struct served *served);
 /* Waits until no request is inside, then checks the laws: no pin, no request, free + cached = all pages. */
 void served_check_empty(struct served *served);
@@ -69,5 +75,17 @@ void client_receive(int fd, struct reply *reply_out);
 /* All of it on a connection of its own. */
 void client_ask(int port, const char *method, const char *path, const char *body, struct reply *reply_out);
 void reply_free(struct reply *reply);
+/* The status of a request without a body; fields as in client_send. */
+int served_status(const struct served *served, const char *method, const char *path, const char *fields);
+void client_wait_ms(int ms);
+
+/* --- answers that are JSON --- */
+
+json_t *reply_json(const struct reply *reply);
+/* The member at "a.0.b" of a value; NULL where there is none. */
+const json_t *json_at(const json_t *value, const char *path);
+/* These fail the test where there is none. */
+const char *json_text_at(const json_t *value, const char *path);
+int64_t json_int_at(const json_t *value, const char *path);
 
 #endif
