@@ -23,6 +23,9 @@
 #define SERVE_RING_EVENTS 64
 /* Beside connections: files of the model, threads' wakes, the loop. */
 #define SERVE_OTHER_DESCRIPTORS 128
+/* For the rest of the process, when its server has ended by itself, and when it was told twice. */
+#define SERVE_END_SECONDS 5
+#define SERVE_END_SECONDS_TWICE 1
 
 static const char *const log_formats[] = {"text", "json", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
@@ -212,12 +215,31 @@ static enum quire_status watch_signals(struct serving *serving, sigset_t set, st
   return QUIRE_OK;
 }
 
+static void on_alarm(int number) {
+  static const char text[] =
+      "quire serve: a step, or the loading of the model, does not end; the process ends without it\n";
+  (void)number;
+  ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+  (void)ignored;
+  _exit(CLI_EXIT_OK);
+}
+
+/* The server has ended and its clients have their answers: neither a rank that hangs nor a model that still loads may
+ * keep the process. Ranks that are processes end with it. */
+static void limit_the_end(const struct serving *serving) {
+  struct sigaction action = {.sa_handler = on_alarm};
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGALRM, &action, NULL);
+  alarm(serving->signal_count > 1 ? SERVE_END_SECONDS_TWICE : SERVE_END_SECONDS);
+}
+
 static void *loop_main(void *context) {
   struct serving *serving = context;
   struct quire_error error = {0};
   if (quire_server_run(serving->server, &error) != QUIRE_OK) {
     quire_env_log(&serving->env, QUIRE_LOG_ERROR, "%s: %s", error.where, error.text);
   }
+  limit_the_end(serving);
   return NULL;
 }
 

@@ -792,6 +792,21 @@ void quire_calls_tick(struct quire_server *server, uint64_t now) {
   }
 }
 
+void quire_calls_cut(struct quire_server *server, const struct quire_api_fault *fault) {
+  for (struct quire_list *node = server->calls.next; node != &server->calls; node = node->next) {
+    struct call *call = QUIRE_LIST_OF(node, struct call, node);
+    struct quire_http_exchange *exchange = call->exchange;
+    if (exchange != NULL && call->working) {
+      call->exchange = NULL; /* the rest is still a text thread's */
+      quire_server_answer_fault(server, exchange, fault);
+    } else if (exchange != NULL && call->fault.status == 0) {
+      call->fault = *fault;
+      mark(call);
+    }
+  }
+  quire_calls_flush(server);
+}
+
 void quire_calls_destroy(struct quire_server *server) {
   while (!quire_list_empty(&server->calls)) {
     struct call *call = QUIRE_LIST_OF(server->calls.next, struct call, node);

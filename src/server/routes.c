@@ -256,6 +256,16 @@ static void text_job_gone(struct quire_server *server, const struct quire_http_e
   }
 }
 
+void quire_text_jobs_cut(struct quire_server *server, const struct quire_api_fault *fault) {
+  for (struct quire_list *node = server->text_jobs.next; node != &server->text_jobs; node = node->next) {
+    struct text_job *job = QUIRE_LIST_OF(node, struct text_job, node);
+    if (job->exchange != NULL) {
+      quire_server_answer_fault(server, job->exchange, fault);
+      job->exchange = NULL;
+    }
+  }
+}
+
 void quire_text_jobs_destroy(struct quire_server *server) {
   while (!quire_list_empty(&server->text_jobs)) {
     struct text_job *job = QUIRE_LIST_OF(server->text_jobs.next, struct text_job, node);

@@ -10,6 +10,8 @@
 #include "server/server_private.h"
 
 #define TICK_NS ((uint64_t)50 * 1000 * 1000)
+/* In which those whom the end cuts off may read that it did. */
+#define LAST_WORDS_SECONDS 1.0
 
 uint64_t quire_server_now(const struct quire_server *server) { return server->env->now_ns(server->env->context); }
 
@@ -39,6 +41,7 @@ const char *quire_server_illness(const struct quire_server *server) {
     break;
   case SERVER_LEAVING:
   case SERVER_DEAF:
+  case SERVER_CUT:
   default:
     return UNAVAILABLE("Shutting down");
   }
@@ -146,6 +149,16 @@ static void begin_drain(struct quire_server *server) {
   quire_http_server_drain(server->http, true);
 }
 
+/* Whoever still waits is told why. */
+static void cut_off(struct quire_server *server) {
+  struct quire_api_fault fault = {0};
+  server->state = SERVER_CUT;
+  server->state_ns = quire_server_now(server);
+  quire_api_fail(&fault, 503, "shutting_down", NULL, "the server is shutting down");
+  quire_calls_cut(server, &fault);
+  quire_text_jobs_cut(server, &fault);
+}
+
 static void on_wake(void *context) {
   struct quire_server *server = context;
   uint64_t count;
@@ -158,9 +171,13 @@ static void on_wake(void *context) {
   }
   take_model(server);
   begin_drain(server);
+  if (atomic_load(&server->stop_asked)) {
+    cut_off(server);
+    quire_loop_stop(server->loop);
+  }
 }
 
-/* Steps of leaving: unready, deaf, empty or late. */
+/* Steps of leaving: unready, deaf, empty or late; who was late gets the rest of an answer written. */
 static void tick_drain(struct quire_server *server, uint64_t now) {
   double seconds = (double)(now - server->state_ns) * 1e-9;
   if (server->state == SERVER_LEAVING && (seconds >= server->options->drain_delay_seconds || server->model == NULL)) {
@@ -169,16 +186,18 @@ static void tick_drain(struct quire_server *server, uint64_t now) {
     quire_http_server_drain(server->http, false);
     return;
   }
-  if (server->state != SERVER_DEAF) {
+  if (server->state < SERVER_DEAF) {
     return;
   }
   struct quire_http_stats http;
   quire_http_server_stats(server->http, &http);
-  if (http.connections == 0 || seconds >= server->options->shutdown_seconds) {
+  if (http.connections == 0 || (server->state == SERVER_CUT && seconds >= LAST_WORDS_SECONDS)) {
+    quire_loop_stop(server->loop);
+  } else if (server->state == SERVER_DEAF && seconds >= server->options->shutdown_seconds) {
     if (http.exchanges > 0) {
       quire_env_log(server->env, QUIRE_LOG_WARN, "shutdown cuts off requests open=%d", http.exchanges);
     }
-    quire_loop_stop(server->loop);
+    cut_off(server);
   }
 }
 
@@ -313,4 +332,7 @@ void quire_server_drain(struct quire_server *server) {
   wake(server);
 }
 
-void quire_server_stop(struct quire_server *server) { quire_loop_stop(server->loop); }
+void quire_server_stop(struct quire_server *server) {
+  atomic_store(&server->stop_asked, true);
+  wake(server);
+}

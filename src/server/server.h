@@ -81,10 +81,10 @@ enum quire_status quire_server_run(struct quire_server *server, struct quire_err
 
 /* The model is there: ready from now on. Once. */
 void quire_server_attach(struct quire_server *server, const struct quire_server_model *model);
-/* Not ready from now on; after the drain delay nothing new is taken; when all are done, or the shutdown time has passed,
- * run returns. */
+/* Not ready from now on; after the drain delay nothing new is taken; when all are done run returns, and also when the
+ * shutdown time has passed: what is open then is answered with 503. */
 void quire_server_drain(struct quire_server *server);
-/* run returns at once; open requests are cut off. */
+/* Open requests are answered with 503, as far as their sockets take it, and run returns. */
 void quire_server_stop(struct quire_server *server);
 
 #ifdef __cplusplus

@@ -28,7 +28,8 @@ extern "C" {
 #define SERVER_OUT_BYTES ((size_t)256 << 10)
 #define SERVER_BUCKETS_MAX 24
 
-enum server_state { SERVER_LOADING, SERVER_READY, SERVER_LEAVING, SERVER_DEAF };
+/* CUT: everybody has an answer, which goes out. */
+enum server_state { SERVER_LOADING, SERVER_READY, SERVER_LEAVING, SERVER_DEAF, SERVER_CUT };
 
 struct server_histogram {
   const double *bounds; /* rising */
@@ -125,7 +126,7 @@ struct quire_server {
   struct quire_loop_watch *wake_watch, *worker_watch, *tick;
   int wake_fd;
   _Atomic(const struct quire_server_model *) offered; /* by attach */
-  atomic_bool drain_asked;
+  atomic_bool drain_asked, stop_asked;
   const struct quire_server_model *model; /* NULL while loading */
   enum server_state state;
   uint64_t state_ns; /* when it began */
@@ -179,6 +180,8 @@ void quire_server_answer(struct quire_server *server, struct quire_http_exchange
 void quire_server_answer_fault(struct quire_server *server, struct quire_http_exchange *exchange,
                                const struct quire_api_fault *fault);
 
+/* Answers those who wait for a text thread: the server ends. */
+void quire_text_jobs_cut(struct quire_server *server, const struct quire_api_fault *fault);
 /* Drops jobs whose threads have ended. */
 void quire_text_jobs_destroy(struct quire_server *server);
 
@@ -209,6 +212,8 @@ void quire_calls_pump(struct quire_server *server);
 /* Sends what was written since the last time. */
 void quire_calls_flush(struct quire_server *server);
 void quire_calls_tick(struct quire_server *server, uint64_t now);
+/* Answers all that are open: the server ends. */
+void quire_calls_cut(struct quire_server *server, const struct quire_api_fault *fault);
 /* Drops all without answers; after the loop. */
 void quire_calls_destroy(struct quire_server *server);
 

@@ -272,7 +272,19 @@ def check_ranks():
     server.settled(lambda: server.ask("GET", "/health")[0] == 200, "not well when the rank goes on")
     assert server.ask("GET", "/health_generate")[0] == 200 and canary(server) == wanted
     server.check_empty()
-    assert server.end() == 0
+    # a second signal ends the server also while a rank hangs, and its clients hear of it
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(server.ask("POST", "/v1/completions", {"prompt": "Once"})))
+    os.kill(ranks[1], signal.SIGSTOP)
+    asking.start()
+    server.settled(lambda: server.metric("quire_requests_open") == 1, "the request does not come")
+    server.process.send_signal(signal.SIGTERM)
+    server.settled(lambda: server.ask("GET", "/livez")[0] == 200, "no longer alive")
+    begin = time.monotonic()
+    assert server.end() == 0 and time.monotonic() - begin < 4
+    asking.join()
+    assert answers[0][0] == 503 and b"shutting_down" in answers[0][1], answers
+    server.settled(lambda: not any(os.path.exists(f"/proc/{rank}/fd/0") for rank in ranks), "ranks outlive their server")
 
 
 def main():

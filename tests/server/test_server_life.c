@@ -59,6 +59,55 @@ static void drain(void **state) {
   served_close(&other);
 }
 
+static void quick_end(struct quire_server_options *options) {
+  options->drain_delay_seconds = 0;
+  options->shutdown_seconds = 0.2;
+}
+
+/* What is open at the end, running or waiting, begun or not, is told why. */
+static void cut_off(void **state) {
+  (void)state;
+  static const bool streams[] = {true, false, true, false}; /* two run, two wait */
+  for (int stop = 0; stop < 2; stop++) {
+    struct served other;
+    struct reply reply;
+    int fds[4];
+    served_open_narrow(&other, LONG_CTX_TOKENS, quick_end);
+    for (int i = 0; i < 4; i++) {
+      char body[128];
+      snprintf(body, sizeof body, "{\"prompt\":\"a\",\"max_tokens\":1000000,\"ignore_eos\":true,\"stream\":%s}",
+               streams[i] ? "true" : "false");
+      fds[i] = client_connect(other.port);
+      client_send(fds[i], "POST", TEXT, NULL, body);
+      client_wait_ms(20);
+    }
+    (stop == 0 ? quire_server_drain : quire_server_stop)(other.server);
+    for (int i = 0; i < 4; i++) {
+      client_receive(fds[i], &reply);
+      if (stop == 1 && reply.status == 200) { /* what its reader had left unread goes with the server */
+        reply_free(&reply);
+        continue;
+      }
+      assert_true(reply.complete);
+      assert_non_null(strstr(reply.body, "\"code\":\"shutting_down\"}}"));
+      if (i == 0 || reply.status == 200) { /* the second stream runs while nobody reads the first */
+        assert_true(streams[i] && reply.status == 200);
+        assert_non_null(strstr(reply.body, "}}\n\ndata: [DONE]\n\n"));
+      } else {
+        assert_int_equal(reply.status, 503);
+        assert_non_null(strstr(reply.head, "Retry-After: "));
+      }
+      reply_free(&reply);
+    }
+    served_join(&other);
+    served_check_empty(&other);
+    for (int i = 0; i < 4; i++) {
+      close(fds[i]);
+    }
+    served_close(&other);
+  }
+}
+
 /* A rank that fails ends what runs with 500, whole or in its stream; then the server is unready and says so. */
 static void rank_fails(void **state) {
   (void)state;
@@ -222,6 +271,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(loading),
       cmocka_unit_test(drain),
+      cmocka_unit_test(cut_off),
       cmocka_unit_test(deadline),
       cmocka_unit_test(deadline_while_hung),
       cmocka_unit_test(rank_fails),
