@@ -234,6 +234,7 @@ static enum quire_status create_parts(struct quire_engine *engine, struct quire_
                            engine->block_bytes);
   }
   quire_engine_carve(engine);
+  engine->kept = quire_step_plan_kept(engine->plan, &engine->step.limits);
   quire_engine_reset_slots(engine);
   return QUIRE_OK;
 }

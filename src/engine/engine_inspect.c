@@ -166,9 +166,15 @@ static const char *request_fault(const struct quire_engine *engine, const struct
   if (!runs) {
     return r->computed != 0 || r->home >= 0 ? "a request that waits has rows or a home" : NULL;
   }
-  if (engine->requests + engine->running[r->run] != r || engine->shown[r->run].state != r->state ||
-      engine->shown[r->run].computed != r->computed) {
+  const struct quire_sched_running *shown = &engine->shown[r->run];
+  bool needs_page = r->state == QUIRE_SCHED_DECODE && r->computed >= r->pages * page;
+  if (engine->requests + engine->running[r->run] != r || shown->state != r->state || shown->pages != r->pages ||
+      ((shown->flags & QUIRE_SCHED_NEEDS_PAGE) != 0) != needs_page ||
+      (r->state == QUIRE_SCHED_PREFILL && shown->computed != r->computed)) {
     return "the scheduler sees another request than there is";
+  }
+  if (r->quiet_end > 0 && (r->state != QUIRE_SCHED_DECODE || !r->told || r->count != r->computed + 1)) {
+    return "a request is taken for quiet that is not";
   }
   if (r->announced > r->pages || r->sealed > r->paged / page || r->computed > r->pages * page) {
     return "a request has rows without pages";
@@ -192,6 +198,45 @@ static const char *queue_fault(const struct quire_engine *engine, const struct e
   return count == queue->count ? NULL : "a queue is miscounted";
 }
 
+/* Is an entry that stays in the plan what it would be if it were written for the request's next step? */
+static bool stands_right(const struct quire_engine *engine, const struct engine_request *r, int32_t index) {
+  const struct quire_step_entry *e = &engine->kept.entries[index];
+  bool drafts = engine->parts.draft_layers > 0;
+  struct quire_step_entry right = {
+      .request = r->handle.slot,
+      .kind = QUIRE_ENTRY_DECODE,
+      .flags = QUIRE_ENTRY_SAMPLE,
+      .begin = r->computed,
+      .end = r->computed + 1,
+      .prefix_end = r->paged,
+      .home = r->home,
+      .carry_rank = drafts ? r->home : -1,
+      .recompute_rank = -1,
+      .commit_rank = r->home,
+      .commit_begin = r->paged,
+      .commit_end = r->computed,
+      .token_first = engine->planned[index].token_first,
+      .append_begin = r->announced,
+      .next_token = QUIRE_TOKEN_ABSENT,
+      .sampling = -1,
+  };
+  return r->run >= 0 && r->told && r->carry_rank == r->home && r->count == r->computed + 1 &&
+         r->paged == r->computed - 1 && r->computed < r->announced * engine->geometry.page_tokens &&
+         memcmp(e, &right, sizeof right) == 0 &&
+         memcmp(engine->kept.tokens + e->token_first, r->tokens + r->paged, 2 * sizeof *r->tokens) == 0;
+}
+
+static const char *planned_fault(const struct quire_engine *engine) {
+  for (int32_t i = 0; i < engine->running_max; i++) {
+    const struct engine_planned *planned = &engine->planned[i];
+    if (planned->token_first >= 0 &&
+        (i >= engine->planned_count || !stands_right(engine, &engine->requests[planned->slot], i))) {
+      return "an entry stays in the plan that is not its request's next";
+    }
+  }
+  return NULL;
+}
+
 static const char *engine_fault(const struct quire_engine *engine) {
   int32_t states[QUIRE_SCHED_STATES] = {0}, homes[QUIRE_RANKS_MAX] = {0}, waiting = 0;
   const char *why = NULL;
@@ -203,6 +248,7 @@ static const char *engine_fault(const struct quire_engine *engine) {
   }
   why = why != NULL ? why : queue_fault(engine, &engine->short_queue, &waiting);
   why = why != NULL ? why : queue_fault(engine, &engine->long_queue, &waiting);
+  why = why != NULL ? why : planned_fault(engine);
   if (why != NULL) {
     return why;
   }

@@ -10,6 +10,7 @@
 #ifndef QUIRE_ENGINE_ENGINE_PRIVATE_H
 #define QUIRE_ENGINE_ENGINE_PRIVATE_H
 
+#include "base/assert.h"
 #include "engine/engine.h"
 #include "sched/sched.h"
 
@@ -43,45 +44,57 @@ struct engine_cold {
   struct quire_error error; /* what it failed with */
 };
 
-/* A request: two cache lines, which are what a decode step touches.
+/* A request: two cache lines. Of almost every request a decode step touches the first only: as long as `computed` is
+ * below `quiet_end`, its next row is like the one before (one token on, no page begun, sealed or announced, not the
+ * answer's last) and its entry in the plan stays.
  *
  *   computed   rows computed so far; the next step computes from here
  *   paged      rows that lie in their pages behind a fence; prefill: = computed, decode: one step behind, since the row
  *              of a decode step stays at its home until the next plan commits it */
 struct engine_request {
   _Alignas(64) int32_t *tokens; /* [ctx_tokens + 1] prompt, then what was drawn */
-  int32_t count;                /* tokens known */
-  int32_t prompt;               /* of these, the prompt's */
+  uint64_t id, tag;
+  int32_t count;  /* tokens known */
+  int32_t prompt; /* of these, the prompt's */
   int32_t computed;
   int32_t paged;
+  int32_t quiet_end; /* 0 in every state but DECODE */
+  int32_t cached;    /* prompt tokens found at the first admission */
+  int32_t run;       /* index in running, or -1 */
+  int32_t entry;     /* of its last step in that plan */
+  uint8_t state;     /* enum quire_sched_state */
+  uint8_t finish;
+  uint8_t stop_count;
+  uint8_t flags;
+  int8_t home;        /* rank of its decode rows, or -1 */
+  int8_t carry_rank;  /* holds the hidden state of computed - 1, or -1 */
+  bool cancelled : 1; /* or to be stopped: in the list of marked */
+  bool stopping : 1;
+  bool ended : 1; /* its last event is out */
+  bool paused : 1, hold : 1, no_match : 1;
+  bool plain : 1; /* it always draws in the same way (quire_step_draws_plainly) */
+  bool told : 1;  /* and the ranks know how */
+
+  _Alignas(64) struct engine_cold *cold;
+  quire_cache_request handle;
+  uint64_t order;
+  int32_t priority;
   int32_t sealed;    /* whole pages the cache was told of */
   int32_t pages;     /* of the page table */
   int32_t announced; /* of these, known to the ranks */
   int32_t end_max;   /* count at which the answer is complete */
-  uint8_t state;     /* enum quire_sched_state */
-  uint8_t finish;
-  bool cancelled; /* or to be stopped: in the list of marked */
-  bool stopping;
-  bool ended; /* its last event is out */
-  bool paused, hold, no_match;
-  int8_t home;       /* rank of its decode rows, or -1 */
-  int8_t carry_rank; /* holds the hidden state of computed - 1, or -1 */
-  bool plain;        /* it always draws in the same way (quire_step_draws_plainly) */
-  bool told;         /* and the ranks know how */
-  int32_t run;       /* index in running, or -1 */
-  quire_cache_request handle;
-  uint64_t id, tag;
-  struct engine_cold *cold;
-  int32_t cached; /* prompt tokens found at the first admission */
-  int32_t stop_count;
   int32_t new_min;
-  int32_t flags;
   int32_t listed;         /* position up to which the ranks have the list of the penalties; -1: nothing of it */
   int32_t next, previous; /* in its queue; next also in the free list */
-  int32_t priority;
-  uint64_t order;
 };
 static_assert(sizeof(struct engine_request) == 128, "a request of two lines");
+
+/* Entry i of the last plan: whose it was, and where its tokens lie if it stands there ready for that request's next step
+ * (quire_step_kept_advance); else -1. */
+struct engine_planned {
+  int32_t slot;
+  int32_t token_first;
+};
 
 /* A queue of waiting requests in order (sched.h). */
 struct engine_queue {
@@ -98,6 +111,7 @@ struct quire_engine {
   struct quire_cache *cache;
   struct quire_step_executor *executor;
   struct quire_step_plan *plan;
+  struct quire_step_kept kept; /* of the plan */
   uint64_t epoch;
   bool failed;
   bool squeezed;
@@ -123,6 +137,8 @@ struct quire_engine {
   struct quire_sched_waiting *waiting; /* [2 * QUIRE_SCHED_CANDIDATES] */
   int32_t *candidates;                 /* [2 * QUIRE_SCHED_CANDIDATES] their slots */
   struct quire_sched_decision decision;
+  struct engine_planned *planned; /* [running_max] */
+  int32_t planned_count;
   int32_t *homes; /* [ranks] requests that decode there */
 
   struct quire_engine_event *events; /* [events_max], ring */
@@ -145,18 +161,25 @@ struct engine_request *quire_engine_find(const struct quire_engine *engine, uint
 void quire_engine_set_state(struct quire_engine *engine, struct engine_request *r, enum quire_sched_state state);
 void quire_engine_enqueue(struct quire_engine *engine, struct engine_request *r);
 void quire_engine_dequeue(struct quire_engine *engine, struct engine_request *r);
-/* Brings the scheduler's record of a running request up to date: all of it that changes while it runs. */
+/* Brings the scheduler's record of a running request up to date: all of it that changes while it runs, which for rows
+ * below quiet_end is nothing. */
 static inline void quire_engine_show(struct quire_engine *engine, const struct engine_request *r) {
   bool needs_page = r->state == QUIRE_SCHED_DECODE && r->computed >= r->pages * engine->geometry.page_tokens;
   struct quire_sched_running *shown = &engine->shown[r->run];
   shown->state = r->state;
   shown->flags = (uint8_t)((r->paused ? QUIRE_SCHED_PAUSED : 0) | (needs_page ? QUIRE_SCHED_NEEDS_PAGE : 0));
-  shown->left = r->count - r->computed;
-  shown->computed = r->computed;
+  shown->left = r->state == QUIRE_SCHED_PREFILL ? r->count - r->computed : 0;
+  shown->computed = r->state == QUIRE_SCHED_PREFILL ? r->computed : 0;
   shown->pages = r->pages;
 }
 void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r);
 void quire_engine_run_remove(struct quire_engine *engine, struct engine_request *r);
+/* The place of the next event, all of which the caller fills in. */
+static inline struct quire_engine_event *quire_engine_next_event(struct quire_engine *engine) {
+  QUIRE_ASSERT(engine->events_count < engine->events_max);
+  int32_t at = engine->events_first + engine->events_count++;
+  return &engine->events[at < engine->events_max ? at : at - engine->events_max];
+}
 /* Appends an event with everything but its token, which the caller fills in where it is. */
 struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const struct engine_request *r,
                                              enum quire_event_kind kind);

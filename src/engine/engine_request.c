@@ -23,6 +23,7 @@ size_t quire_engine_carve(struct quire_engine *engine) {
   engine->decision.victims = quire_carve(&carve, engine->running_max, sizeof(int32_t));
   engine->decision.admits = quire_carve(&carve, 2 * QUIRE_SCHED_CANDIDATES, sizeof(int32_t));
   engine->decision.runs = quire_carve(&carve, engine->running_max, sizeof(struct quire_sched_run));
+  engine->planned = quire_carve(&carve, engine->running_max, sizeof *engine->planned);
   engine->homes = quire_carve(&carve, engine->geometry.ranks, sizeof *engine->homes);
   engine->events = quire_carve(&carve, engine->events_max, sizeof *engine->events);
   int32_t *tokens = quire_carve(&carve, engine->slots * tokens_each, sizeof *tokens);
@@ -45,6 +46,9 @@ void quire_engine_reset_slots(struct quire_engine *engine) {
   engine->short_queue = (struct engine_queue){ENGINE_NONE, ENGINE_NONE, 0};
   engine->long_queue = engine->short_queue;
   engine->deadline_next = UINT64_MAX;
+  for (int32_t i = 0; i < engine->running_max; i++) {
+    engine->planned[i] = (struct engine_planned){ENGINE_NONE, ENGINE_NONE};
+  }
   engine->states[QUIRE_SCHED_FREE] = engine->slots;
 }
 
@@ -68,6 +72,7 @@ void quire_engine_set_state(struct quire_engine *engine, struct engine_request *
   engine->states[from]--;
   engine->states[state]++;
   r->state = (uint8_t)state;
+  r->quiet_end = 0;
 }
 
 /* --- queues --- */
@@ -109,6 +114,7 @@ void quire_engine_run_add(struct quire_engine *engine, struct engine_request *r)
   QUIRE_ASSERT(engine->running_count < engine->running_max && r->run == ENGINE_NONE);
   r->run = engine->running_count++;
   engine->running[r->run] = slot_of(engine, r);
+  r->entry = 0; /* of nobody's plan: an entry found there that is its own is not ready */
   engine->shown[r->run] = (struct quire_sched_running){.order = r->order, .priority = r->priority};
   quire_engine_show(engine, r);
 }
@@ -121,29 +127,30 @@ void quire_engine_run_remove(struct quire_engine *engine, struct engine_request 
   engine->shown[r->run] = engine->shown[last];
   engine->requests[engine->running[r->run]].run = r->run;
   r->run = ENGINE_NONE;
+  struct engine_planned *planned = &engine->planned[r->entry];
+  if (planned->slot == slot_of(engine, r)) {
+    planned->token_first = ENGINE_NONE;
+  }
 }
 
 /* --- events and ends --- */
 
 struct quire_engine_event *quire_engine_emit(struct quire_engine *engine, const struct engine_request *r,
                                              enum quire_event_kind kind) {
-  QUIRE_ASSERT(engine->events_count < engine->events_max);
-  int32_t at = engine->events_first + engine->events_count++;
-  struct quire_engine_event *event = &engine->events[at < engine->events_max ? at : at - engine->events_max];
-  event->id = r->id;
-  event->tag = r->tag;
-  event->kind = kind;
-  event->position = r->count;
-  event->token = QUIRE_TOKEN_ABSENT;
-  event->logprob = 0.0f;
-  event->top_count = 0;
-  event->tops = NULL;
-  event->prefilled = r->computed < r->prompt ? r->computed : r->prompt;
-  event->cached = r->cached;
-  /* of tokens in the middle it would cost a cache line */
-  event->admitted_ns = kind != QUIRE_EVENT_TOKEN || r->count == r->prompt ? r->cold->admitted_ns : 0;
-  event->finish = (enum quire_finish)r->finish;
-  event->status = kind == QUIRE_EVENT_FAILED ? r->cold->error.status : QUIRE_OK;
+  struct quire_engine_event *event = quire_engine_next_event(engine);
+  *event = (struct quire_engine_event){
+      .id = r->id,
+      .tag = r->tag,
+      /* of tokens in the middle it would cost a cache line */
+      .admitted_ns = kind != QUIRE_EVENT_TOKEN || r->count == r->prompt ? r->cold->admitted_ns : 0,
+      .position = r->count,
+      .token = QUIRE_TOKEN_ABSENT,
+      .prefilled = r->computed < r->prompt ? r->computed : r->prompt,
+      .cached = r->cached,
+      .kind = (uint8_t)kind,
+      .finish = r->finish,
+      .status = (uint8_t)(kind == QUIRE_EVENT_FAILED ? r->cold->error.status : QUIRE_OK),
+  };
   return event;
 }
 
@@ -251,9 +258,9 @@ static void fill_slot(struct quire_engine *engine, struct engine_request *r,
       .no_match = request->no_match || (request->sampling.prompt_logprobs && start <= 1),
       .home = -1,
       .carry_rank = -1,
-      .stop_count = request->stop_count,
+      .stop_count = (uint8_t)request->stop_count,
       .run = ENGINE_NONE,
-      .flags = request->flags | (request->sampling.prompt_logprobs ? QUIRE_ENTRY_SCORE : 0),
+      .flags = (uint8_t)(request->flags | (request->sampling.prompt_logprobs ? QUIRE_ENTRY_SCORE : 0)),
       .listed = -1,
       .id = ++engine->serial << ENGINE_SLOT_BITS | (uint64_t)slot,
       .tag = request->tag,

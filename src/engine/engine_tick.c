@@ -9,15 +9,15 @@
 #define AHEAD 16
 #define AHEAD_TOKENS 8
 
-static void fetch(const struct quire_engine *engine, int32_t slot) {
-  const uint8_t *r = (const uint8_t *)&engine->requests[slot];
-  __builtin_prefetch(r, 1);
-  __builtin_prefetch(r + 64, 1);
-}
+static void fetch(const struct quire_engine *engine, int32_t slot) { __builtin_prefetch(&engine->requests[slot], 1); }
 
-static void fetch_tokens(const struct quire_engine *engine, int32_t slot) {
+/* The second line, when the first is there and says that it will be wanted. */
+static void fetch_rest(const struct quire_engine *engine, int32_t slot) {
   const struct engine_request *r = &engine->requests[slot];
   __builtin_prefetch(r->tokens + r->computed, 1);
+  if (r->computed >= r->quiet_end) {
+    __builtin_prefetch(&r->cold, 1);
+  }
 }
 
 /* --- decision to plan --- */
@@ -150,7 +150,7 @@ static bool add_next(struct quire_engine *engine, const struct engine_request *r
       .token_first = room.token_first,
       .append_begin = r->announced,
       .append_count = appends,
-      .append_first = room.append_first,
+      .append_first = appends ? room.append_first : 0, /* it may stay in later plans, which have fewer pages */
       .next_token = QUIRE_TOKEN_ABSENT,
       .sampling = -1,
   };
@@ -173,24 +173,38 @@ static bool add_run(struct quire_engine *engine, struct engine_request *r, int32
   return add_entry(engine, r, &entry);
 }
 
+/* Entries that stand ready at their place stay; the others are written. */
 static void build_plan(struct quire_engine *engine) {
-  struct quire_sched_decision *decision = &engine->decision;
-  int32_t recomputed = 0, kept = 0;
-  quire_step_plan_reset(engine->plan, ++engine->epoch, engine->geometry.ranks, engine->config.split);
+  const struct quire_sched_decision *decision = &engine->decision;
+  struct quire_step_plan *plan = engine->plan;
+  int32_t recomputed = 0;
+  quire_step_plan_reset(plan, ++engine->epoch, engine->geometry.ranks, engine->config.split);
   for (int32_t i = 0; i < decision->run_count; i++) {
     struct quire_sched_run run = decision->runs[i];
+    int32_t slot = engine->running[run.index];
+    struct engine_planned *planned = &engine->planned[plan->entry_count];
+    if (run.rows == 1 && planned->slot == slot && planned->token_first == plan->token_count) {
+      quire_step_plan_keep(plan);
+      continue;
+    }
     if (i + AHEAD < decision->run_count) {
       fetch(engine, engine->running[decision->runs[i + AHEAD].index]);
     }
     if (i + AHEAD_TOKENS < decision->run_count) {
-      fetch_tokens(engine, engine->running[decision->runs[i + AHEAD_TOKENS].index]);
+      fetch_rest(engine, engine->running[decision->runs[i + AHEAD_TOKENS].index]);
     }
-    struct engine_request *r = &engine->requests[engine->running[run.index]];
-    decision->runs[kept] = run;
-    kept += add_run(engine, r, run.rows, &recomputed);
+    struct engine_request *r = &engine->requests[slot];
+    int32_t index = plan->entry_count;
+    if (add_run(engine, r, run.rows, &recomputed)) {
+      *planned = (struct engine_planned){slot, ENGINE_NONE};
+      r->entry = index;
+    }
   }
-  QUIRE_ASSERT(kept > 0);
-  decision->run_count = kept;
+  QUIRE_ASSERT(plan->entry_count > 0);
+  for (int32_t i = plan->entry_count; i < engine->planned_count; i++) { /* their tokens may be overwritten */
+    engine->planned[i].token_first = ENGINE_NONE;
+  }
+  engine->planned_count = plan->entry_count;
 }
 
 /* --- acknowledgements to cache calls and events --- */
@@ -263,11 +277,23 @@ void quire_engine_complete(struct quire_engine *engine, struct engine_request *r
 
 /* The likeliest tokens beside the one an entry drew. */
 static const struct quire_top *tops_of(const struct quire_engine *engine, const struct quire_step_entry *entry,
-                                       struct quire_step_ack *ack, int32_t *count_out) {
+                                       struct quire_step_ack *ack, uint8_t *count_out) {
   const struct quire_step_sampling *record =
       entry->sampling < 0 ? NULL : quire_step_entry_sampling(engine->plan, &engine->step.limits, entry);
-  *count_out = record == NULL ? 0 : record->top_count;
+  *count_out = record == NULL ? 0 : (uint8_t)record->top_count;
   return *count_out == 0 ? NULL : quire_step_ack_tops(ack, &engine->step.limits) + record->top_first;
+}
+
+/* The position from which on something besides a token may happen to a request that decodes: its answer ends, a page is
+ * sealed, or announced, or wanted. 0: its entries are not plain. */
+static int32_t quiet_end_of(const struct quire_engine *engine, const struct engine_request *r) {
+  if (!r->told || bans_of(r) > 0 || r->carry_rank != r->home) {
+    return 0;
+  }
+  int32_t page = engine->geometry.page_tokens;
+  int32_t seals = (r->sealed + 1) * page, wants = r->announced * page - 1, ends = r->end_max - 2;
+  int32_t first = seals < wants ? seals : wants;
+  return first < ends ? first : ends;
 }
 
 /* Takes the drawn token, if there is one, and decides what comes next. */
@@ -300,7 +326,33 @@ static void advance(struct quire_engine *engine, struct engine_request *r, const
   if (r->state == QUIRE_SCHED_PREFILL) {
     quire_engine_set_state(engine, r, QUIRE_SCHED_DECODE);
   }
+  r->quiet_end = quiet_end_of(engine, r);
   quire_engine_show(engine, r);
+}
+
+/* What almost every answer is: one token more of a request to which nothing else happens. False: it is not. */
+static inline bool settle_quiet(struct quire_engine *engine, struct engine_request *r, int32_t index,
+                                const struct quire_step_result *result) {
+  if (r->computed >= r->quiet_end || result->nonfinite != 0 || (r->stop_count > 0 && is_stop(r, result->token))) {
+    return false;
+  }
+  const struct quire_step_entry *entry = &engine->kept.entries[index];
+  QUIRE_ASSERT(result->token != QUIRE_TOKEN_ABSENT && entry->begin == r->computed && entry->commit_end == r->computed);
+  *quire_engine_next_event(engine) = (struct quire_engine_event){
+      .id = r->id,
+      .tag = r->tag,
+      .position = r->count,
+      .token = result->token,
+      .logprob = result->logprob,
+      .prefilled = r->prompt,
+      .cached = r->cached,
+      .kind = QUIRE_EVENT_TOKEN,
+  };
+  r->tokens[r->count++] = result->token;
+  r->paged = r->computed++;
+  quire_step_kept_advance(&engine->kept, index, result->token);
+  engine->planned[index].token_first = entry->token_first;
+  return true;
 }
 
 /* The step's rows are where the plan said: tells the cache what lies in pages. A request whose rows are not finite fails
@@ -375,19 +427,24 @@ static enum quire_status run_plan(struct quire_engine *engine, struct quire_erro
   engine->stats.steps++;
   const struct quire_step_entry *entries = quire_step_plan_entries(engine->plan);
   const struct quire_step_result *results = quire_step_ack_results(ack);
-  int32_t count = engine->decision.run_count;
-  for (int32_t i = 0; i < count; i++) { /* those that end leave the running, which moves others */
-    engine->decision.runs[i].index = engine->running[engine->decision.runs[i].index];
-  }
+  int32_t count = engine->plan->entry_count, quiet = 0;
   for (int32_t i = 0; i < count; i++) {
     if (i + AHEAD < count) {
-      fetch(engine, engine->decision.runs[i + AHEAD].index);
+      fetch(engine, engine->planned[i + AHEAD].slot);
     }
     if (i + AHEAD_TOKENS < count) {
-      fetch_tokens(engine, engine->decision.runs[i + AHEAD_TOKENS].index);
+      fetch_rest(engine, engine->planned[i + AHEAD_TOKENS].slot);
     }
-    settle(engine, &engine->requests[engine->decision.runs[i].index], &entries[i], &results[i], ack);
+    struct engine_request *r = &engine->requests[engine->planned[i].slot];
+    if (settle_quiet(engine, r, i, &results[i])) {
+      quiet++;
+      continue;
+    }
+    engine->planned[i].token_first = ENGINE_NONE;
+    settle(engine, r, &entries[i], &results[i], ack);
   }
+  engine->stats.decode_tokens += quiet;
+  engine->stats.drawn_tokens += quiet;
   return QUIRE_OK;
 }
 

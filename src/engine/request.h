@@ -14,6 +14,7 @@
 #ifndef QUIRE_ENGINE_REQUEST_H
 #define QUIRE_ENGINE_REQUEST_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -65,19 +66,20 @@ enum quire_finish { QUIRE_FINISH_STOP, QUIRE_FINISH_LENGTH };
 struct quire_engine_event {
   uint64_t id;
   uint64_t tag;
-  enum quire_event_kind kind;
-  int32_t position;             /* TOKEN: its position; prompt positions come before */
-  int32_t token;                /* TOKEN */
-  float logprob;                /* TOKEN: of it under the full softmax */
-  int32_t top_count;            /* TOKEN: sampling.top_logprobs */
   const struct quire_top *tops; /* TOKEN: [top_count] likeliest first; valid until the next tick, of a worker until the
                                    next take of the ticket */
-  int32_t prefilled;            /* prompt positions in the cache, hits included */
-  int32_t cached;               /* prompt tokens that were found in the cache */
   uint64_t admitted_ns; /* first token and end: when it left the queue first, by the clock of the ticks; else 0 */
-  enum quire_finish finish;
-  enum quire_status status; /* FAILED: CANCELLED, REQUEST (deadline), NONFINITE, RANK, ...; else QUIRE_OK */
+  int32_t position;     /* TOKEN: its position; prompt positions come before */
+  int32_t token;        /* TOKEN */
+  float logprob;        /* TOKEN: of it under the full softmax */
+  int32_t prefilled;    /* prompt positions in the cache, hits included */
+  int32_t cached;       /* prompt tokens that were found in the cache */
+  uint8_t kind;         /* enum quire_event_kind */
+  uint8_t finish;       /* enum quire_finish */
+  uint8_t status;       /* FAILED: CANCELLED, REQUEST (deadline), NONFINITE, RANK, ...; else QUIRE_OK */
+  uint8_t top_count;    /* TOKEN: sampling.top_logprobs */
 };
+static_assert(sizeof(struct quire_engine_event) == 56, "one event a token: small");
 
 #ifdef __cplusplus
 }

@@ -206,6 +206,12 @@ const struct quire_bias *quire_step_sampling_biases(const struct quire_step_plan
   return (const struct quire_bias *)((const uint8_t *)plan + biases_offset(limits)) + sampling->bias_first;
 }
 
+struct quire_step_kept quire_step_plan_kept(struct quire_step_plan *plan, const struct quire_step_limits *limits) {
+  uint8_t *base = (uint8_t *)plan;
+  return (struct quire_step_kept){(struct quire_step_entry *)(base + entries_offset()),
+                                  (int32_t *)(base + tokens_offset(limits))};
+}
+
 const struct quire_step_entry *quire_step_plan_entries(const struct quire_step_plan *plan) {
   return (const struct quire_step_entry *)((const uint8_t *)plan + entries_offset());
 }

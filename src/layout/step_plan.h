@@ -196,6 +196,35 @@ bool quire_step_plan_add_drawn(struct quire_step_plan *plan, const struct quire_
                                const struct quire_step_entry *entry, const quire_page *pages,
                                struct quire_step_draw *draw);
 
+/* Rows that stay. A reset empties a plan and leaves what its block holds. A request that decodes on and on therefore
+ * needs no new entry for every step: when the step's answer is there its entry is moved on where it lies, and the next
+ * plan takes it over, if it stands at the same place and its two tokens do. */
+struct quire_step_kept {
+  struct quire_step_entry *entries; /* of the plan's block, those of the step before included */
+  int32_t *tokens;
+};
+static_assert(sizeof(struct quire_step_kept) == 2 * sizeof(void *), "two places");
+
+struct quire_step_kept quire_step_plan_kept(struct quire_step_plan *plan, const struct quire_step_limits *limits);
+/* Entry `index` becomes that of the next step. It decodes one row, commits the row before and appends no page, and drew
+ * `token`, the next step's row, in the way it goes on drawing. Between a step and the reset of its plan. */
+static inline void quire_step_kept_advance(const struct quire_step_kept *kept, int32_t index, int32_t token) {
+  struct quire_step_entry *entry = &kept->entries[index];
+  int32_t *tokens = kept->tokens + entry->token_first;
+  tokens[0] = tokens[1];
+  tokens[1] = token;
+  entry->begin++;
+  entry->end++;
+  entry->prefix_end++;
+  entry->commit_begin++;
+  entry->commit_end++;
+}
+/* Takes the next entry over, whose token_first is the plan's token_count. */
+static inline void quire_step_plan_keep(struct quire_step_plan *plan) {
+  plan->entry_count++;
+  plan->token_count += 2;
+}
+
 const struct quire_step_entry *quire_step_plan_entries(const struct quire_step_plan *plan);
 /* The entry's record; NULL without one. */
 const struct quire_step_sampling *quire_step_entry_sampling(const struct quire_step_plan *plan,

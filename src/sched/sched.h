@@ -96,8 +96,8 @@ struct quire_sched_running {
   uint8_t state; /* PREFILL, DECODE, DRAIN, HELD */
   uint8_t flags;
   uint16_t reserved;
-  int32_t left;     /* PREFILL: rows to compute */
-  int32_t computed; /* positions computed */
+  int32_t left;     /* PREFILL: rows to compute; else 0 */
+  int32_t computed; /* PREFILL: positions computed; else 0 */
   int32_t pages;    /* of its page table */
 };
 

@@ -192,6 +192,61 @@ static void lists_are_appended_to(void **state) {
 }
 
 /* A refusal changes nothing: not the counts, not a byte behind them. */
+/* A decode row of request r at rank 1, which commits the one before. */
+static struct quire_step_entry decode_row(int32_t r, int32_t position) {
+  return (struct quire_step_entry){.request = r,
+                                   .kind = QUIRE_ENTRY_DECODE,
+                                   .flags = QUIRE_ENTRY_SAMPLE,
+                                   .begin = position,
+                                   .end = position + 1,
+                                   .prefix_end = position - 1,
+                                   .home = 1,
+                                   .carry_rank = 1,
+                                   .recompute_rank = -1,
+                                   .commit_rank = 1,
+                                   .commit_begin = position - 1,
+                                   .commit_end = position,
+                                   .append_begin = 1,
+                                   .next_token = -1,
+                                   .sampling = -1};
+}
+
+static struct quire_step_plan *two_rows(uint64_t epoch, int32_t first, int32_t second) {
+  struct quire_step_plan *plan = calloc(1, (size_t)quire_step_plan_bytes(&limits));
+  assert_non_null(plan);
+  quire_step_plan_reset(plan, epoch, 2, QUIRE_SPLIT_ZIGZAG);
+  struct quire_step_entry rows[2] = {decode_row(0, first), decode_row(1, second)};
+  assert_true(quire_step_plan_add(plan, &limits, &rows[0], tokens[0] + first - 1, NULL));
+  assert_true(quire_step_plan_add(plan, &limits, &rows[1], tokens[1] + second - 1, NULL));
+  return plan;
+}
+
+/* Rows that are moved on and taken over make the same block, byte by byte, as rows that are written anew; also when the
+ * one in front is written anew between. */
+static void rows_that_stay(void **state) {
+  (void)state;
+  for (int first_stays = 0; first_stays < 2; first_stays++) {
+    struct quire_step_plan *plan = two_rows(5, 3, 6), *anew = two_rows(6, 4, 7);
+    struct quire_step_kept kept = quire_step_plan_kept(plan, &limits);
+    assert_ptr_equal(kept.entries, quire_step_plan_entries(plan));
+    assert_ptr_equal(kept.tokens, quire_step_plan_tokens(plan, &limits));
+    quire_step_kept_advance(&kept, 0, tokens[0][4]);
+    quire_step_kept_advance(&kept, 1, tokens[1][7]);
+    quire_step_plan_reset(plan, 6, 2, QUIRE_SPLIT_ZIGZAG);
+    if (first_stays == 1) {
+      quire_step_plan_keep(plan);
+    } else {
+      struct quire_step_entry row = decode_row(0, 4);
+      assert_true(quire_step_plan_add(plan, &limits, &row, tokens[0] + 3, NULL));
+    }
+    quire_step_plan_keep(plan);
+    assert_true(quire_step_plan_check(plan, &limits, NULL));
+    assert_memory_equal(plan, anew, (size_t)quire_step_plan_bytes(&limits));
+    free(plan);
+    free(anew);
+  }
+}
+
 static void limits_refuse_whole_entries(void **state) {
   (void)state;
   struct quire_step_plan *plan = good_plan();
@@ -422,7 +477,7 @@ int main(void) {
       cmocka_unit_test(added_is_found_again),  cmocka_unit_test(records_are_found_again),
       cmocka_unit_test(lists_are_appended_to), cmocka_unit_test(limits_refuse_whole_entries),
       cmocka_unit_test(who_computes_what),     cmocka_unit_test(every_fault_is_named),
-      cmocka_unit_test(odd_but_legal),
+      cmocka_unit_test(odd_but_legal),         cmocka_unit_test(rows_that_stay),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
