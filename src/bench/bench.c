@@ -205,6 +205,11 @@ static enum quire_status run_named(struct bench *bench, const char *name, struct
       status = run_entry(bench, &entries[i], error_out);
     }
   }
+  if (status == QUIRE_OK && bench->options.only != NULL && bench->shown == 0) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "--only",
+                           "no case of bench %s has \"%s\" in its name; without --only all are shown", name,
+                           bench->options.only);
+  }
   return status;
 }
 

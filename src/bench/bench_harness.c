@@ -141,6 +141,7 @@ enum quire_status bench_measure(struct bench *bench, const struct bench_case *c,
     }
   }
   struct bench_result result = {0};
+  bench->shown++;
   printf("%-40s", c->name);
   for (int s = 0; s < c->sides; s++) {
     result.rate[s] = bench_median(rates[s], repeats);
@@ -167,6 +168,7 @@ enum quire_status bench_measure(struct bench *bench, const struct bench_case *c,
 void bench_figure(struct bench *bench, const struct bench_figure *figure) {
   struct bench_record record = {.value = figure->value, .bar = figure->bar, .at_most = figure->at_most};
   snprintf(record.name, sizeof record.name, "%s", figure->name);
+  bench->shown++;
   if (bench->csv != NULL) {
     fprintf(bench->csv, "%s,\"%s\",\"%s\",0,%.9g,\n", bench->entry->name, figure->name, figure->what, figure->value);
   }

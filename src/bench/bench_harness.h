@@ -77,6 +77,7 @@ struct bench {
   FILE *csv;                                          /* NULL: not wanted */
   struct bench_record record[BENCH_RECORDS_MAX];
   int records, shorts;
+  int shown; /* cases and figures */
 };
 
 struct bench_side {

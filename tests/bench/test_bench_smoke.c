@@ -116,6 +116,7 @@ static void refusals(void **state) {
       {"topk --repeats 0", "repeats"},
       {"topk --debug-shared-kv", "debugging"},
       {"view --poison", "debugging"},
+      {"topk --only nothing", "no case of bench topk has \"nothing\" in its name"},
   };
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     int code = bench(refused[i].arguments);
