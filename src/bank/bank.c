@@ -43,6 +43,7 @@ static const char *config_fault(const struct quire_bank_config *config) {
 
 /* Bytes of own memory for the parts that bound[] does not name; -1 when they do not fit 63 bits. */
 static int64_t slab_bytes(const struct quire_parts *parts, int32_t local_pages, const bool *bound) {
+  QUIRE_ASSERT(parts->count > 0 && local_pages >= 0);
   int64_t total = 0;
   for (int32_t i = 0; i < parts->count; i++) {
     int64_t bytes = 0;
@@ -64,6 +65,7 @@ int64_t quire_bank_bytes(const struct quire_bank_config *config) {
 /* -- life --------------------------------------------------------------------------------------------------------- */
 
 static void bank_free(struct quire_bank *bank) {
+  QUIRE_ASSERT(bank->env != NULL);
   const struct quire_env *env = bank->env;
   quire_stream_destroy(bank->stream);
   quire_memory_destroy(bank->slab);
@@ -149,6 +151,7 @@ static uintptr_t extent_end(const struct extent *e) {
 /* May two extents live where they are? Yes when they are disjoint, or when they share one stride and their pages take
  * different places in it (an engine that keeps all layers of a page together). One page alone has any stride. */
 static bool apart(const struct extent *a, const struct extent *b) {
+  QUIRE_ASSERT(a->pages >= 0 && b->pages >= 0);
   if (a->pages == 0 || b->pages == 0 || extent_end(a) <= b->base || extent_end(b) <= a->base) {
     return true;
   }
@@ -175,6 +178,7 @@ static int32_t part_in_the_way(const struct quire_bank *bank, const struct exten
 /* Why memory cannot be bound to a part; NULL when it can. */
 static const char *bind_fault(const struct quire_bank *bank, int32_t part, void *base, int64_t page_stride,
                               int32_t pages) {
+  QUIRE_ASSERT(part >= 0 && part < bank->parts.count);
   int64_t bytes = 0;
   uintptr_t end = 0;
   if (base == NULL || (uintptr_t)base % QUIRE_BANK_BIND_ALIGN != 0 || page_stride % QUIRE_BANK_BIND_ALIGN != 0) {
@@ -339,6 +343,7 @@ static enum quire_status memory_check(struct quire_bank *const *banks, int32_t r
 }
 
 static enum quire_status connect_check(struct quire_bank *const *banks, int32_t ranks, struct quire_error *error_out) {
+  QUIRE_ASSERT(ranks >= 1 && ranks <= QUIRE_PEERS_MAX);
   for (int32_t r = 0; r < ranks; r++) {
     const struct quire_bank *bank = banks[r];
     if (bank == NULL || bank->config.rank.v != r || bank->config.geometry.ranks != ranks) {

@@ -55,6 +55,7 @@ static struct quire_hash128 copy_rows(const struct quire_part *part, uint8_t *ta
 
 /* Zeroes the rows of a part behind the first `rows`. */
 static void zero_tail(const struct quire_part *part, uint8_t *page, int32_t rows, int32_t page_tokens) {
+  QUIRE_ASSERT(rows >= 0 && rows <= page_tokens);
   for (int32_t p = 0; p < part->pieces; p++) {
     const struct quire_piece *piece = &part->piece[p];
     size_t bytes = (size_t)(page_tokens - rows) * (size_t)piece->row_bytes;
@@ -65,6 +66,7 @@ static void zero_tail(const struct quire_part *part, uint8_t *page, int32_t rows
 /* All parts of the page have memory here; a command that passed quire_command_check cannot miss, a page that is outside
  * all the same is an error and not a wild write. */
 static bool pages_exist(const struct quire_bank *bank, struct bank_job *job) {
+  QUIRE_ASSERT(job->command.page.v >= 0);
   const struct quire_command *command = &job->command;
   bool copies = command->kind == QUIRE_COMMAND_COPY_PAGE;
   for (int32_t i = 0; i < bank->parts.count; i++) {
@@ -94,6 +96,7 @@ static void execute_copy(struct quire_bank *bank, struct bank_job *job, struct q
 }
 
 static void execute_poison(struct quire_bank *bank, struct bank_job *job) {
+  QUIRE_ASSERT(stored_here(bank, job->command.page));
   for (int32_t i = 0; i < bank->parts.count; i++) {
     memset(own_page(bank, i, job->command.page), 0xFF, (size_t)bank->parts.part[i].page_bytes);
   }
@@ -101,6 +104,7 @@ static void execute_poison(struct quire_bank *bank, struct bank_job *job) {
 }
 
 static void execute_digest(struct quire_bank *bank, struct bank_job *job, struct quire_hash128 *digests) {
+  QUIRE_ASSERT(stored_here(bank, job->command.page));
   for (int32_t i = 0; i < bank->parts.count; i++) {
     digests[i] =
         quire_bundle_part_digest(&bank->parts.part[i], own_page(bank, i, job->command.page), job->command.valid_tokens);
@@ -108,6 +112,7 @@ static void execute_digest(struct quire_bank *bank, struct bank_job *job, struct
 }
 
 static struct quire_bundle_info info_of(const struct quire_bank *bank, const struct quire_command *command) {
+  QUIRE_ASSERT(command->valid_tokens >= 1 && command->valid_tokens <= bank->parts.page_tokens);
   return (struct quire_bundle_info){.fingerprint = bank->config.fingerprint,
                                     .chain = command->chain,
                                     .request_page = command->request_page,
@@ -136,6 +141,7 @@ static void execute_pack(struct quire_bank *bank, struct bank_job *job, struct q
 
 /* The first part whose rows do not have the digest the trailer says; for the report of a bundle that was refused. */
 static int32_t bad_part(const struct quire_bank *bank, const uint8_t *bundle) {
+  QUIRE_ASSERT(bundle != NULL);
   struct quire_hash128 said[QUIRE_PARTS_MAX];
   struct quire_bundle_info info;
   if (quire_bundle_trailer_decode(&bank->bundle, bundle + bank->bundle.trailer_offset, &info, said, NULL) != QUIRE_OK) {
@@ -152,6 +158,7 @@ static int32_t bad_part(const struct quire_bank *bank, const uint8_t *bundle) {
 }
 
 static void execute_unpack(struct quire_bank *bank, struct bank_job *job, struct quire_hash128 *digests) {
+  QUIRE_ASSERT(bank->host != NULL && stored_here(bank, job->command.page));
   const struct quire_command *command = &job->command;
   const uint8_t *bundle = bank->host + command->host_offset;
   struct quire_bundle_info expected = info_of(bank, command);

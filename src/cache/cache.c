@@ -86,6 +86,7 @@ static void on_removed(void *context, quire_page page) {
 /* --- creation --- */
 
 static const char *config_fault(const struct quire_cache_config *config) {
+  QUIRE_ASSERT(config != NULL);
   if (config->parts == NULL || config->parts->page_tokens != config->geometry.page_tokens) {
     return "parts table and geometry differ in tokens a page";
   }
@@ -101,6 +102,7 @@ static const char *config_fault(const struct quire_cache_config *config) {
 }
 
 static struct quire_pool_config pool_config_of(const struct quire_cache_config *config) {
+  QUIRE_ASSERT(config != NULL);
   return (struct quire_pool_config){
       .geometry = config->geometry,
       .tables = config->requests_max,
@@ -111,6 +113,7 @@ static struct quire_pool_config pool_config_of(const struct quire_cache_config *
 }
 
 static struct quire_cache *carve_cache(const struct quire_cache_config *config, struct quire_carve *carve) {
+  QUIRE_ASSERT(config->requests_max > 0 && config->request_pages_max > 0);
   struct quire_cache *cache = quire_carve(carve, 1, sizeof *cache);
   struct request *requests = quire_carve(carve, config->requests_max, sizeof *requests);
   quire_page *matched = quire_carve(carve, config->request_pages_max, sizeof *matched);
@@ -142,6 +145,7 @@ int64_t quire_cache_bytes(const struct quire_cache_config *config) {
 
 static enum quire_status create_parts(struct quire_cache *cache, const struct quire_cache_config *config,
                                       struct quire_error *error_out) {
+  QUIRE_ASSERT(cache->pool == NULL && cache->radix == NULL);
   struct quire_pool_config pool_config = pool_config_of(config);
   struct quire_pool_hooks hooks = {
       .context = cache,
@@ -165,6 +169,7 @@ static enum quire_status create_parts(struct quire_cache *cache, const struct qu
 
 enum quire_status quire_cache_create(const struct quire_env *env, const struct quire_cache_config *config,
                                      struct quire_cache **cache_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(env != NULL && config != NULL && cache_out != NULL);
   const char *fault = config_fault(config);
   if (fault != NULL) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "cache", "%s", fault);
@@ -225,6 +230,7 @@ static int32_t pages_most(const struct quire_cache *cache) {
 
 /* The tree's page for the last of `count` sealed pages of a table, QUIRE_PAGE_NONE for count 0. */
 static quire_page tree_page(const struct quire_cache *cache, quire_table_id table, int32_t count) {
+  QUIRE_ASSERT(count >= 0);
   if (count == 0) {
     return (quire_page){QUIRE_PAGE_NONE};
   }
@@ -253,6 +259,7 @@ static int32_t match_limit(const struct quire_cache *cache, int32_t tokens_count
 
 enum quire_status quire_cache_salted(const struct quire_cache *cache, const void *salt, int32_t salt_bytes,
                                      struct quire_hash128 *root_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(cache != NULL && root_out != NULL);
   if (salt_bytes < 0 || salt_bytes > QUIRE_CHAIN_SALT_MAX || (salt_bytes > 0 && salt == NULL)) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "cache", "a tenant's salt must have 0 to %d bytes, not %d",
                            QUIRE_CHAIN_SALT_MAX, salt_bytes);
@@ -282,6 +289,7 @@ int32_t quire_cache_match(const struct quire_cache *cache, const int32_t *tokens
 
 static enum quire_status fill_fault(const struct quire_cache *cache, const struct quire_cache_fill *fill,
                                     struct quire_error *error_out) {
+  QUIRE_ASSERT(cache != NULL && fill != NULL);
   if (fill->tokens == NULL || fill->tokens_count < 1 || fill->reserve_tokens < 0) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "request", "%d prompt tokens and %d reserved",
                            fill->tokens_count, fill->reserve_tokens);
@@ -341,6 +349,7 @@ static enum quire_status fill_table(struct quire_cache *cache, quire_table_id ta
 
 enum quire_status quire_cache_request_begin(struct quire_cache *cache, const struct quire_cache_fill *fill,
                                             quire_cache_request *request_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(request_out != NULL);
   enum quire_status status = fill_fault(cache, fill, error_out);
   if (status != QUIRE_OK) {
     return status;
@@ -363,6 +372,7 @@ enum quire_status quire_cache_request_begin(struct quire_cache *cache, const str
 
 enum quire_status quire_cache_request_fill(struct quire_cache *cache, quire_cache_request handle,
                                            const struct quire_cache_fill *fill, struct quire_error *error_out) {
+  QUIRE_ASSERT(fill != NULL);
   request_of(cache, handle);
   int32_t count;
   quire_pool_table_pages(cache->pool, table_of(handle), &count);
@@ -399,6 +409,7 @@ const quire_page *quire_cache_request_pages(const struct quire_cache *cache, qui
 
 enum quire_status quire_cache_request_grow(struct quire_cache *cache, quire_cache_request handle, int32_t tokens,
                                            struct quire_error *error_out) {
+  QUIRE_ASSERT(tokens >= 0);
   request_of(cache, handle);
   int32_t count;
   quire_pool_table_pages(cache->pool, table_of(handle), &count);
@@ -469,6 +480,7 @@ int32_t quire_cache_request_rematch(struct quire_cache *cache, quire_cache_reque
 /* Puts the pages that were just sealed, the table's from `request->sealed` to `whole`, into the tree. */
 static void insert_sealed(struct quire_cache *cache, const struct request *request, quire_table_id table, int32_t whole,
                           const int32_t *tokens) {
+  QUIRE_ASSERT(tokens != NULL && request->sealed < whole && !request->detached);
   const quire_page *pages = quire_pool_table_pages(cache->pool, table, NULL);
   quire_page above = tree_page(cache, table, request->sealed);
   struct quire_radix_chain chain = {request->root, tokens + (int64_t)request->sealed * cache->geometry.page_tokens,
@@ -601,6 +613,7 @@ enum quire_status quire_cache_ack(struct quire_cache *cache, const struct quire_
 void quire_cache_stats(const struct quire_cache *cache, struct quire_cache_stats *stats_out) {
   struct quire_pool_counts counts;
   quire_pool_count(cache->pool, &counts);
+  QUIRE_ASSERT(counts.free + counts.filling + counts.sealed + counts.quarantined == counts.total);
   int32_t requests = 0;
   for (int32_t i = 0; i < cache->requests_max; i++) {
     requests += cache->requests[i].serial != 0;
@@ -645,6 +658,7 @@ static bool fault(struct quire_error *why_out, const char *text, int32_t number)
 }
 
 static bool check_page(const struct quire_cache *cache, quire_page page, struct quire_error *why_out) {
+  QUIRE_ASSERT(page.v >= 0 && page.v < cache->geometry.pages);
   const struct open_command *open = &cache->commands[page.v];
   bool cached = quire_pool_page_cached(cache->pool, page);
   if (cached != quire_radix_contains(cache->radix, page)) {
@@ -663,6 +677,7 @@ static bool check_page(const struct quire_cache *cache, quire_page page, struct 
 }
 
 static bool check_request(const struct quire_cache *cache, int32_t slot, struct quire_error *why_out) {
+  QUIRE_ASSERT(slot >= 0 && slot < cache->requests_max);
   const struct request *request = &cache->requests[slot];
   quire_table_id table = {slot};
   int32_t count;
@@ -688,6 +703,7 @@ static bool check_request(const struct quire_cache *cache, int32_t slot, struct 
 }
 
 bool quire_cache_check(const struct quire_cache *cache, struct quire_error *why_out) {
+  QUIRE_ASSERT(cache != NULL);
   if (!quire_pool_check(cache->pool, why_out) || !quire_radix_check(cache->radix, why_out)) {
     return false;
   }
@@ -710,6 +726,7 @@ bool quire_cache_check(const struct quire_cache *cache, struct quire_error *why_
 }
 
 struct quire_hash128 quire_cache_digest(const struct quire_cache *cache) {
+  QUIRE_ASSERT(cache != NULL);
   struct quire_hash128_stream stream;
   struct quire_hash128 parts[2] = {quire_pool_digest(cache->pool), quire_radix_digest(cache->radix)};
   quire_hash128_begin(&stream, 0);

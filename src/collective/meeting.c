@@ -73,6 +73,7 @@ void quire_meeting_abort(struct quire_meeting *meeting, int32_t rank) {
 }
 
 bool quire_meeting_aborted(const struct quire_meeting *meeting, int32_t *rank_out) {
+  QUIRE_ASSERT(meeting->barrier != NULL);
   bool aborted = quire_barrier_aborted(meeting->barrier);
   if (aborted && rank_out != NULL) {
     *rank_out = atomic_load(&meeting->aborter);

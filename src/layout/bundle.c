@@ -64,6 +64,7 @@ void quire_bundle_trailer_encode(const struct quire_bundle_layout *layout, const
 enum quire_status quire_bundle_trailer_decode(const struct quire_bundle_layout *layout, const uint8_t *trailer,
                                               struct quire_bundle_info *info_out, struct quire_hash128 *digests_out,
                                               struct quire_error *error_out) {
+  QUIRE_ASSERT(layout != NULL && trailer != NULL && info_out != NULL);
   struct quire_bundle_head head;
   memcpy(&head, trailer, sizeof head);
   if (memcmp(head.magic, QUIRE_BUNDLE_MAGIC, sizeof head.magic) != 0) {
@@ -102,6 +103,7 @@ enum quire_status quire_bundle_trailer_decode(const struct quire_bundle_layout *
 
 /* Zeroes what lies in the part behind the valid rows of its pieces, and the padding up to the next part. */
 static void clear_rest(const struct quire_part *part, int32_t valid_tokens, uint8_t *page, int64_t room) {
+  QUIRE_ASSERT(valid_tokens >= 0 && room >= part->page_bytes);
   int64_t begin = 0;
   for (int32_t i = 0; i < part->pieces; i++) {
     begin = part->piece[i].offset + (int64_t)valid_tokens * part->piece[i].row_bytes;

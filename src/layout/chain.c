@@ -11,6 +11,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "formats at rest are wr
 
 static enum quire_status chain_hash(enum quire_chain_kind kind, const void *data, size_t bytes,
                                     struct quire_hash128 *digest_out) {
+  QUIRE_ASSERT(digest_out != NULL && (data != NULL || bytes == 0));
   if (kind == QUIRE_CHAIN_XXH3) {
     *digest_out = quire_hash128(data, bytes, 0);
     return QUIRE_OK;
@@ -25,6 +26,7 @@ static enum quire_status chain_hash(enum quire_chain_kind kind, const void *data
 
 enum quire_status quire_chain_root(enum quire_chain_kind kind, struct quire_hash128 fingerprint, const void *salt,
                                    int32_t salt_bytes, struct quire_hash128 *root_out) {
+  QUIRE_ASSERT(root_out != NULL);
   if ((kind != QUIRE_CHAIN_XXH3 && kind != QUIRE_CHAIN_SHA256) || salt_bytes < 0 || salt_bytes > QUIRE_CHAIN_SALT_MAX ||
       (salt_bytes > 0 && salt == NULL)) {
     return QUIRE_ERR_ARGUMENT;

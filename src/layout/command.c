@@ -6,6 +6,7 @@
 #include "layout/bundle.h"
 
 uint32_t quire_command_storing_ranks(const struct quire_geometry *geometry, quire_page page) {
+  QUIRE_ASSERT(geometry->ranks >= 1 && geometry->ranks <= QUIRE_RANKS_MAX);
   uint32_t ranks = 0;
   for (int32_t rank = 0; rank < geometry->ranks; rank++) {
     quire_rank_id id = {rank};
@@ -36,6 +37,7 @@ static uint32_t ranks_of_kind(const struct quire_geometry *geometry, const struc
 
 bool quire_command_check(const struct quire_geometry *geometry, const struct quire_command *command,
                          const char **why_out) {
+  QUIRE_ASSERT(geometry != NULL && command != NULL);
   bool copy = command->kind == QUIRE_COMMAND_COPY_PAGE;
   bool host = command->kind == QUIRE_COMMAND_PACK || command->kind == QUIRE_COMMAND_UNPACK;
   const char *why = NULL;

@@ -47,6 +47,7 @@ struct quire_hash128 quire_fingerprint(const struct quire_parts *parts, const ch
 }
 
 void quire_fingerprint_text(struct quire_hash128 digest, char text_out[QUIRE_FINGERPRINT_TEXT_BYTES]) {
+  QUIRE_ASSERT(text_out != NULL);
   uint8_t bytes[16];
   memcpy(bytes, &digest, sizeof bytes);
   for (int i = 0; i < 16; i++) {

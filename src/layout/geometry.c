@@ -3,6 +3,7 @@
 #include "base/assert.h"
 
 bool quire_geometry_valid(const struct quire_geometry *geometry) {
+  QUIRE_ASSERT(geometry != NULL);
   return geometry->page_tokens >= 1 && geometry->page_tokens <= QUIRE_PAGE_TOKENS_MAX && geometry->ranks >= 1 &&
          geometry->ranks <= QUIRE_RANKS_MAX && geometry->storage_ranks >= 1 &&
          geometry->storage_ranks <= geometry->ranks && geometry->ranks % geometry->storage_ranks == 0 &&

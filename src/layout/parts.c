@@ -6,6 +6,7 @@
 #include "layout/geometry.h"
 
 static void latent_part(struct quire_part *part, enum quire_kv_format format, int32_t page_tokens) {
+  QUIRE_ASSERT(format >= QUIRE_KV_F32 && format <= QUIRE_KV_FP8 && page_tokens > 0);
   static const int32_t row_bytes[] = {
       [QUIRE_KV_F32] = QUIRE_KV_DIM * 4,
       [QUIRE_KV_BF16] = QUIRE_KV_DIM * 2,
@@ -20,6 +21,7 @@ static void latent_part(struct quire_part *part, enum quire_kv_format format, in
 
 /* Keys first, then scales: the scan of a page streams over both. */
 static void index_part(struct quire_part *part, enum quire_kv_format format, int32_t page_tokens) {
+  QUIRE_ASSERT(format >= QUIRE_KV_F32 && format <= QUIRE_KV_FP8 && page_tokens > 0);
   int32_t key_bytes = format == QUIRE_KV_F32 ? QUIRE_INDEX_DIM * 4 : QUIRE_INDEX_DIM;
   int32_t scale_bytes = format == QUIRE_KV_F32 ? 0 : 4;
   part->kind = QUIRE_PART_INDEX_KEY;
@@ -70,6 +72,7 @@ bool quire_parts_build(struct quire_parts *parts_out, enum quire_kv_format forma
 
 int32_t quire_parts_find(const struct quire_parts *parts, enum quire_part_model model, enum quire_part_kind kind,
                          int32_t layer) {
+  QUIRE_ASSERT(parts != NULL && parts->count <= QUIRE_PARTS_MAX);
   for (int32_t i = 0; i < parts->count; i++) {
     const struct quire_part *part = &parts->part[i];
     if (part->model == model && part->kind == kind && part->layer == layer) {
@@ -80,6 +83,7 @@ int32_t quire_parts_find(const struct quire_parts *parts, enum quire_part_model 
 }
 
 int64_t quire_parts_bundle_bytes(const struct quire_parts *parts) {
+  QUIRE_ASSERT(parts != NULL && parts->count <= QUIRE_PARTS_MAX);
   int64_t bytes = 0;
   for (int32_t i = 0; i < parts->count; i++) {
     bytes += parts->part[i].page_bytes;

@@ -22,6 +22,7 @@ struct count_bound {
 };
 
 static enum quire_status check_numbers(const struct quire_sampling *s, struct quire_error *error_out) {
+  QUIRE_ASSERT(s != NULL);
   const struct number_bound bounds[] = {
       {"temperature", s->temperature, 0.0f, QUIRE_TEMPERATURE_MAX},
       {"top_p", s->top_p, 0.0f, 1.0f},
@@ -41,6 +42,7 @@ static enum quire_status check_numbers(const struct quire_sampling *s, struct qu
 }
 
 static enum quire_status check_counts(const struct quire_sampling *s, struct quire_error *error_out) {
+  QUIRE_ASSERT(s != NULL);
   const struct count_bound bounds[] = {
       {"top_k", "", s->top_k, -1, QUIRE_TOP_K_MAX},
       {"top_logprobs", "", s->top_logprobs, 0, QUIRE_TOP_LOGPROBS_MAX},

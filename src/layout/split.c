@@ -14,6 +14,7 @@ int32_t quire_split_count(const struct quire_split_chunk *chunk, int32_t rank) {
 }
 
 int32_t quire_split_count_max(const struct quire_split_chunk *chunk) {
+  QUIRE_ASSERT(chunk->ranks >= 1 && chunk->ranks <= QUIRE_RANKS_MAX);
   int32_t most = 0;
   for (int32_t rank = 0; rank < chunk->ranks; rank++) {
     int32_t rows = quire_split_count(chunk, rank);

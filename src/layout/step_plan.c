@@ -71,6 +71,7 @@ bool quire_step_plan_extend(struct quire_step_plan *plan, const struct quire_ste
 
 bool quire_step_plan_add(struct quire_step_plan *plan, const struct quire_step_limits *limits,
                          const struct quire_step_entry *entry, const int32_t *tokens, const quire_page *pages) {
+  QUIRE_ASSERT(plan != NULL && entry != NULL);
   struct quire_step_room room;
   int32_t count = entry_tokens(entry);
   if (!quire_step_plan_extend(plan, limits, count, entry->append_count, &room)) {
@@ -97,6 +98,7 @@ bool quire_step_draws_plainly(const struct quire_sampling *sampling) {
  * repetition penalty so does the prompt. */
 static void list_range(const struct quire_step_entry *entry, const struct quire_step_draw *draw,
                        struct quire_step_sampling *record) {
+  QUIRE_ASSERT(entry->begin <= entry->end);
   bool whole = record->repetition_penalty != 1.0f;
   int32_t known = entry->begin + 1 > draw->prompt_end ? entry->begin + 1 : draw->prompt_end;
   int32_t end = entry->kind == QUIRE_ENTRY_PREFILL || known > entry->end ? entry->end : known;
@@ -107,6 +109,7 @@ static void list_range(const struct quire_step_entry *entry, const struct quire_
 
 /* The record without its places in the plan. */
 static struct quire_step_sampling record_of(const struct quire_step_entry *entry, const struct quire_step_draw *draw) {
+  QUIRE_ASSERT(draw->sampling != NULL);
   const struct quire_sampling *s = draw->sampling;
   bool draws = (entry->flags & QUIRE_ENTRY_SAMPLE) != 0, scores = (entry->flags & QUIRE_ENTRY_SCORE) != 0;
   return (struct quire_step_sampling){
@@ -128,6 +131,7 @@ static struct quire_step_sampling record_of(const struct quire_step_entry *entry
 
 static void copy_biases(struct quire_step_plan *plan, const struct quire_step_limits *limits,
                         const struct quire_step_draw *draw) {
+  QUIRE_ASSERT(plan->bias_count + draw->sampling->bias_count + draw->ban_count <= limits->biases_max);
   struct quire_bias *out = (struct quire_bias *)((uint8_t *)plan + biases_offset(limits)) + plan->bias_count;
   for (int32_t i = 0; i < draw->sampling->bias_count; i++) {
     *out++ = draw->sampling->bias[i];
@@ -297,6 +301,7 @@ static bool inside(int32_t first, int64_t count, int32_t bound) {
 
 static const char *sampling_fault(const struct quire_step_plan *plan, const struct quire_step_limits *limits,
                                   const struct quire_step_entry *e) {
+  QUIRE_ASSERT(plan != NULL && limits != NULL);
   const struct quire_step_sampling *s = quire_step_entry_sampling(plan, limits, e);
   if (s == NULL) {
     return NULL;
@@ -327,6 +332,7 @@ static const char *sampling_fault(const struct quire_step_plan *plan, const stru
 
 bool quire_step_plan_check(const struct quire_step_plan *plan, const struct quire_step_limits *limits,
                            const char **why_out) {
+  QUIRE_ASSERT(plan != NULL && limits != NULL);
   const char *why = NULL;
   if (plan->ranks < 1 || plan->ranks > QUIRE_RANKS_MAX ||
       (plan->split != QUIRE_SPLIT_ZIGZAG && plan->split != QUIRE_SPLIT_INTERLEAVE)) {

@@ -8,6 +8,7 @@
 #include "view/view_internal.h"
 
 bool quire_view_can(enum quire_view_mode mode, const struct quire_geometry *geometry, const char **why_out) {
+  QUIRE_ASSERT(geometry != NULL && geometry->storage_ranks >= 1);
   const char *why = NULL;
   if (mode == QUIRE_VIEW_LOCAL && geometry->storage_ranks > 1) {
     why =
@@ -29,6 +30,7 @@ static bool on_gpu(const struct quire_view_config *config) {
 
 /* Bytes a row of the three arrays; every layer of a kind has the same rows. */
 static void row_bytes(const struct quire_parts *parts, int32_t out[ARRAYS]) {
+  QUIRE_ASSERT(parts->count > 0 && parts->count <= QUIRE_PARTS_MAX);
   memset(out, 0, sizeof(int32_t) * ARRAYS);
   for (int32_t i = 0; i < parts->count; i++) {
     const struct quire_part *part = &parts->part[i];
@@ -42,6 +44,7 @@ static void row_bytes(const struct quire_parts *parts, int32_t out[ARRAYS]) {
 }
 
 static int64_t arrays_bytes(const int32_t bytes[ARRAYS], int32_t rows, int64_t offsets_out[ARRAYS]) {
+  QUIRE_ASSERT(rows >= 0);
   int64_t total = 0;
   for (int i = 0; i < ARRAYS; i++) {
     offsets_out[i] = total;
@@ -51,6 +54,7 @@ static int64_t arrays_bytes(const int32_t bytes[ARRAYS], int32_t rows, int64_t o
 }
 
 static int64_t request_local_bytes(const struct quire_view_config *config) {
+  QUIRE_ASSERT(config->local_rows >= 0);
   int64_t total = 0;
   for (int32_t i = 0; i < config->parts->count; i++) {
     total += align64((int64_t)config->parts->part[i].row_bytes * config->local_rows);
@@ -65,6 +69,7 @@ static int64_t gather_page_bytes(const struct quire_parts *parts) {
 }
 
 static int64_t select_scratch_bytes(const struct quire_view_config *config) {
+  QUIRE_ASSERT(config->request_pages_max > 0 && config->geometry.page_tokens > 0);
   int32_t limit_max = config->request_pages_max * config->geometry.page_tokens;
   return align64(
       on_gpu(config)
@@ -77,6 +82,7 @@ static int64_t attend_scratch_bytes(const struct quire_view_config *config) {
 }
 
 struct quire_view_memory quire_view_bytes(const struct quire_view_config *config) {
+  QUIRE_ASSERT(config->rows_max > 0 && config->fresh_max >= 0 && config->requests_max > 0);
   int32_t bytes[ARRAYS];
   int64_t offsets[ARRAYS];
   row_bytes(config->parts, bytes);
@@ -189,6 +195,7 @@ static enum quire_status cpu_open(struct quire_view *view, struct quire_error *e
 static void cpu_close(struct quire_view *view) { QUIRE_ASSERT(view->cuda == NULL); }
 
 static void cpu_begin(struct quire_view *view) {
+  QUIRE_ASSERT(view->plan != NULL && view->links.peers != NULL);
   quire_view_pull_commits(view);
   view->target.device = view->target.batch;
   view->draft.device = view->draft.batch;
@@ -211,6 +218,7 @@ const struct quire_view_backend quire_view_cpu_backend = {
 };
 
 static enum quire_status create_memory(struct quire_view *view, size_t bytes, struct quire_error *error_out) {
+  QUIRE_ASSERT(view->memory == NULL && bytes > 0);
   const struct quire_view_config *config = &view->config;
   view->backend = on_gpu(config) ? &quire_view_cuda_backend : &quire_view_cpu_backend;
   if (on_gpu(config) && (config->debug || config->fault != QUIRE_VIEW_FAULT_NONE)) {
@@ -307,6 +315,7 @@ static void add_row(struct quire_view *view, struct quire_view_rows *rows, int32
 }
 
 static void close_batch(struct quire_view_rows *rows, bool draft) {
+  QUIRE_ASSERT(rows->prefill_puts <= rows->batch.puts && rows->batch.puts <= rows->batch.m);
   rows->batch.tokens = rows->tokens;
   rows->batch.positions = rows->positions;
   rows->batch.limits = rows->limits;
@@ -364,6 +373,7 @@ static int32_t target_row(const struct quire_view *view, int32_t e, int32_t posi
 
 /* Draft rows: slot s takes the hidden state of position s - 1 and token s, with RoPE position s - 1. */
 static void add_draft_rows(struct quire_view *view, enum quire_entry_kind kind) {
+  QUIRE_ASSERT(view->config.parts->draft_layers > 0);
   struct quire_view_rows *rows = &view->draft;
   int32_t from = 0;
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
@@ -403,6 +413,7 @@ static void build_draft(struct quire_view *view) {
 
 /* What the plan's own check cannot know: the bounds of this worker. */
 static const char *entry_fault(const struct quire_view *view, const struct quire_step_entry *entry) {
+  QUIRE_ASSERT(view->plan != NULL);
   const struct quire_view_config *c = &view->config;
   const quire_page *pages = quire_step_plan_pages(view->plan, &c->limits);
   if (entry->request >= c->requests_max || entry->append_begin + entry->append_count > c->request_pages_max ||
@@ -492,6 +503,7 @@ static enum quire_status refuse_unfenced(const struct quire_view *view, const st
 
 /* Every prefix row must have been written before a fence that is behind us. */
 static enum quire_status check_marks(const struct quire_view *view, struct quire_error *error_out) {
+  QUIRE_ASSERT(view->fenced < view->plan->epoch);
   const struct quire_geometry *g = &view->config.geometry;
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);
@@ -512,6 +524,7 @@ static enum quire_status check_marks(const struct quire_view *view, struct quire
 
 enum quire_status quire_view_begin(struct quire_view *view, const struct quire_step_plan *plan,
                                    struct quire_error *error_out) {
+  QUIRE_ASSERT(view != NULL && plan != NULL);
   const char *why = NULL;
   if (!quire_step_plan_check(plan, &view->config.limits, &why)) {
     return quire_error_set(error_out, QUIRE_ERR_RANK, "step plan", "%s", why);
@@ -559,6 +572,7 @@ void quire_view_quiesce(struct quire_view *view) {
 }
 
 enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *error_out) {
+  QUIRE_ASSERT(view->plan != NULL && view->links.collective != NULL);
   quire_view_quiesce(view);
   enum quire_status status = quire_view_debug_end(view, error_out);
   quire_view_debug_foreign_write(view);

@@ -18,12 +18,14 @@
 #include "view/view_internal.h"
 
 static int64_t row_index(const struct quire_view *view, int32_t part, int32_t local, int32_t row) {
+  QUIRE_ASSERT(local >= 0 && row >= 0 && row < view->config.geometry.page_tokens);
   int64_t pages = view->links.peers->rank[view->config.rank].pages;
   return ((int64_t)part * pages + local) * view->config.geometry.page_tokens + row;
 }
 
 /* Hash of a row in a page, pieces joined; never 0. */
 static uint64_t hash_row(const struct quire_part *part, const uint8_t *page, int32_t row) {
+  QUIRE_ASSERT(page != NULL && row >= 0);
   uint64_t hash = 0;
   for (int32_t i = 0; i < part->pieces; i++) {
     const struct quire_piece *piece = &part->piece[i];
@@ -33,6 +35,7 @@ static uint64_t hash_row(const struct quire_part *part, const uint8_t *page, int
 }
 
 int64_t quire_view_debug_hashes(const struct quire_view_config *config) {
+  QUIRE_ASSERT(config->geometry.storage_ranks >= 1);
   quire_stripe_id stripe = {config->rank % config->geometry.storage_ranks};
   return config->debug ? (int64_t)config->parts->count * quire_geometry_local_pages(&config->geometry, stripe) *
                              config->geometry.page_tokens
@@ -67,6 +70,7 @@ static void describe(struct quire_view *view, const char *what, int32_t part, qu
 
 /* One page this rank stores: every row as the hash says, or newly known. */
 static void check_own_page(struct quire_view *view, quire_page page, int32_t rows) {
+  QUIRE_ASSERT(view->hashes != NULL && rows >= 0 && rows <= view->config.geometry.page_tokens);
   int32_t local = quire_page_local(&view->config.geometry, page).v;
   for (int32_t part = 0; part < view->config.parts->count; part++) {
     const uint8_t *base = quire_peer_page(&view->links.peers->rank[view->config.rank], part, local);
@@ -82,6 +86,7 @@ static void check_own_page(struct quire_view *view, quire_page page, int32_t row
 }
 
 enum quire_status quire_view_debug_begin(struct quire_view *view, struct quire_error *error_out) {
+  QUIRE_ASSERT(view->plan != NULL);
   if (view->hashes == NULL) {
     return QUIRE_OK;
   }
@@ -104,6 +109,7 @@ enum quire_status quire_view_debug_begin(struct quire_view *view, struct quire_e
 
 /* First of `rows` rows of a piece in which two pages differ, or -1. */
 static int32_t first_different_row(const struct quire_piece *piece, const uint8_t *a, const uint8_t *b, int32_t rows) {
+  QUIRE_ASSERT(a != NULL && b != NULL);
   size_t bytes = (size_t)piece->row_bytes;
   for (int32_t row = 0; row < rows; row++) {
     size_t at = (size_t)piece->offset + (size_t)row * bytes;
@@ -115,6 +121,7 @@ static int32_t first_different_row(const struct quire_piece *piece, const uint8_
 }
 
 void quire_view_debug_sources(struct quire_view *view, int32_t part, const struct quire_kv_source *sources) {
+  QUIRE_ASSERT(sources != NULL && part >= 0 && part < view->config.parts->count);
   const struct quire_part *p = &view->config.parts->part[part];
   for (int32_t e = 0; view->hashes != NULL && e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);

@@ -9,6 +9,7 @@
 
 /* Part and piece behind each array; QUIRE_PART_NONE where the layer has none. */
 static void array_part(const struct quire_view_put_job *job, int array, int32_t *part_out, int32_t *piece_out) {
+  QUIRE_ASSERT(array >= 0 && array < ARRAYS);
   const struct quire_parts *parts = job->view->config.parts;
   *part_out = array == ARRAY_LATENT ? job->latent_part : job->key_part;
   *piece_out = array == ARRAY_SCALE ? 1 : 0;
@@ -45,6 +46,7 @@ static uint8_t *own_page_row(struct quire_view *view, const struct quire_step_en
 
 /* For debugging: a row with two pieces is hashed after each, the last time with both. */
 static void wrote(struct quire_view *view, const struct quire_step_entry *entry, int32_t position, int32_t part) {
+  QUIRE_ASSERT(position >= 0);
   if (view->hashes != NULL) {
     const struct quire_geometry *g = &view->config.geometry;
     quire_page page = quire_view_table(view, entry->request)[position / g->page_tokens];
@@ -56,6 +58,8 @@ static void wrote(struct quire_view *view, const struct quire_step_entry *entry,
  * the page, if it is ours. */
 static void place_row(const struct quire_view_put_job *job, int32_t e, int32_t position, const uint8_t *block,
                       int32_t row) {
+  QUIRE_ASSERT(position >= 0 &&
+               position < job->view->config.request_pages_max * job->view->config.geometry.page_tokens);
   struct quire_view *view = job->view;
   const struct quire_step_entry *entry = quire_view_entry(view, e);
   for (int array = 0; array < ARRAYS; array++) {
@@ -107,6 +111,7 @@ static void append_run(void *args, struct quire_team *team) {
   (void)team;
   const struct quire_view_put_job *job = args;
   struct quire_view *view = job->view;
+  QUIRE_ASSERT(job->rows->prefill_puts <= job->rows->batch.puts);
   for (int32_t i = job->rows->prefill_puts; i < job->rows->batch.puts; i++) {
     const struct quire_step_entry *entry = quire_view_entry(view, job->rows->entries[i]);
     int32_t position = job->rows->limits[i] - 1;
@@ -123,6 +128,7 @@ static void append_run(void *args, struct quire_team *team) {
 }
 
 static void check_finite(struct quire_view *view, struct quire_view_rows *rows, const struct quire_view_put *put) {
+  QUIRE_ASSERT(put->latent != NULL && put->rope != NULL);
   struct quire_finite check = {put->latent, rows->flags, rows->batch.puts, QUIRE_LATENT_DIM, put->latent_ld};
   view->links.kernels->finite(view->stream, check);
   check.x = put->rope;
@@ -144,6 +150,7 @@ void quire_view_check_finite(struct quire_view *view, enum quire_part_model mode
 
 static void quantise(struct quire_view *view, const struct quire_view_rows *rows, const struct quire_view_put *put,
                      uint8_t *slot) {
+  QUIRE_ASSERT(slot != NULL);
   enum quire_kv_format format = view->config.parts->format;
   struct quire_quantise_latent latent = {
       .latent = put->latent,
@@ -219,6 +226,7 @@ void quire_view_place_rows(const struct quire_view_put_job *job) {
 }
 
 void quire_view_pull_commits(struct quire_view *view) {
+  QUIRE_ASSERT(view->plan != NULL);
   const struct quire_parts *parts = view->config.parts;
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);

@@ -17,6 +17,7 @@ const uint8_t *quire_view_page(const struct quire_view *view, int32_t part, quir
 }
 
 static bool plan_runs_draft(const struct quire_view *view) {
+  QUIRE_ASSERT(view->plan != NULL);
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     if ((quire_view_entry(view, e)->flags & QUIRE_ENTRY_DRAFT_FULL) != 0) {
       return true;
@@ -36,6 +37,7 @@ static int32_t flat_layer(const struct quire_view *view, enum quire_part_model m
 }
 
 uint8_t *quire_view_gather_page(const struct quire_view *view, int32_t flat, enum quire_part_kind kind, int32_t index) {
+  QUIRE_ASSERT(flat >= 0 && index >= 0 && index < view->config.gather_pages_max);
   const struct quire_view_config *c = &view->config;
   int64_t latent = (int64_t)c->parts->page_tokens * view->row_bytes[ARRAY_LATENT];
   int64_t key = (int64_t)c->parts->page_tokens * (view->row_bytes[ARRAY_KEY] + view->row_bytes[ARRAY_SCALE]);
@@ -53,6 +55,7 @@ struct gather_job {
 
 /* Copies the valid rows of one page. */
 static void gather_rows(const struct quire_part *part, const uint8_t *from, uint8_t *to, int32_t rows, bool far) {
+  QUIRE_ASSERT(from != NULL && to != NULL && rows >= 0);
   for (int32_t i = 0; i < part->pieces; i++) {
     const struct quire_piece *piece = &part->piece[i];
     size_t bytes = (size_t)rows * (size_t)piece->row_bytes;
@@ -101,6 +104,7 @@ void quire_view_gather_rows(struct quire_view *view, int32_t flat) {
 }
 
 void quire_view_gather(struct quire_view *view, int32_t flat) {
+  QUIRE_ASSERT(flat >= 0 && view->plan != NULL);
   if (view->config.mode != QUIRE_VIEW_GATHER) {
     return;
   }
@@ -117,6 +121,7 @@ void quire_view_gather(struct quire_view *view, int32_t flat) {
 
 /* Fills in the fresh segment of an entry's source. */
 static void fresh_source(const struct quire_view *view, int32_t e, int32_t part, struct quire_kv_source *source) {
+  QUIRE_ASSERT(part >= 0 && part < view->config.parts->count);
   const struct quire_step_entry *entry = quire_view_entry(view, e);
   const struct quire_part *p = &view->config.parts->part[part];
   source->end = entry->end;
@@ -166,6 +171,7 @@ const struct quire_kv_source *quire_view_build_sources(struct quire_view *view, 
 }
 
 static struct quire_rows batch_rows(struct quire_view *view, enum quire_part_model model, int32_t flat, int32_t part) {
+  QUIRE_ASSERT(flat >= 0 && part >= 0);
   struct quire_view_rows *rows = model == QUIRE_PART_TARGET ? &view->target : &view->draft;
   if (view->config.mode == QUIRE_VIEW_GATHER && view->fresh_rows > 0) {
     uint64_t begin = quire_trace_begin(view->config.trace);

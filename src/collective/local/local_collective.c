@@ -16,6 +16,7 @@ static struct local *local_of(struct quire_collective *collective) {
 
 static enum quire_status local_create(const struct quire_env *env, const struct quire_collective_config *config,
                                       struct quire_collective **collective_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(env != NULL && config->ranks >= 1 && collective_out != NULL);
   struct local *local = quire_env_zalloc(env, 1, sizeof *local);
   if (local == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "collective", "no memory for a group of %d ranks",
@@ -45,6 +46,7 @@ static void local_attach(struct quire_collective *collective, int32_t rank, stru
 /* What the rank brings: everything on its stream has run. */
 static struct quire_meeting_cell cell_of(struct local *local, int32_t rank, enum quire_operation operation,
                                          int32_t value) {
+  QUIRE_ASSERT(rank >= 0 && rank < local->front.ranks);
   struct quire_stream *stream = local->meeting.member[rank].stream;
   if (stream != NULL) {
     quire_event_sync(quire_stream_record(stream));
@@ -59,6 +61,7 @@ static enum quire_status local_fence(struct quire_collective *collective, int32_
 
 static enum quire_status local_exchange(struct quire_collective *collective, int32_t rank, const void *mine,
                                         size_t bytes, const struct quire_block **blocks_out) {
+  QUIRE_ASSERT(blocks_out != NULL && (mine != NULL || bytes == 0));
   struct local *local = local_of(collective);
   struct quire_block block = {mine, bytes};
   return quire_meeting_exchange(&local->meeting, rank, cell_of(local, rank, QUIRE_OPERATION_EXCHANGE, 0), block,
@@ -67,6 +70,7 @@ static enum quire_status local_exchange(struct quire_collective *collective, int
 
 static enum quire_status local_max_i32(struct quire_collective *collective, int32_t rank, int32_t value,
                                        int32_t *max_out) {
+  QUIRE_ASSERT(max_out != NULL);
   struct local *local = local_of(collective);
   const struct quire_meeting_cell *cells = NULL;
   enum quire_status status =

@@ -22,6 +22,7 @@ static struct peer *peer_of(struct quire_collective *collective) {
 
 static enum quire_status peer_create(const struct quire_env *env, const struct quire_collective_config *config,
                                      struct quire_collective **collective_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(env != NULL && config->ranks >= 1 && collective_out != NULL);
   struct peer *peer = quire_env_zalloc(env, 1, sizeof *peer);
   if (peer == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "collective", "no memory for a group of %d ranks",
@@ -50,6 +51,7 @@ static void peer_attach(struct quire_collective *collective, int32_t rank, struc
 
 static struct quire_meeting_cell cell_of(struct peer *peer, int32_t rank, enum quire_operation operation,
                                          int32_t value) {
+  QUIRE_ASSERT(rank >= 0 && rank < peer->front.ranks);
   struct quire_stream *stream = peer->meeting.member[rank].stream;
   struct quire_meeting_cell cell = {.operation = operation, .value = value};
   if (stream != NULL) {
@@ -60,6 +62,7 @@ static struct quire_meeting_cell cell_of(struct peer *peer, int32_t rank, enum q
 
 /* What the rank enqueues from now on runs after what all others had enqueued. */
 static void follow(struct peer *peer, int32_t rank, const struct quire_meeting_cell *cells) {
+  QUIRE_ASSERT(cells != NULL && rank >= 0 && rank < peer->front.ranks);
   struct quire_stream *stream = peer->meeting.member[rank].stream;
   for (int32_t r = 0; r < peer->front.ranks; r++) {
     if (r != rank && stream != NULL) {
@@ -83,6 +86,7 @@ static enum quire_status peer_fence(struct quire_collective *collective, int32_t
 
 static enum quire_status peer_exchange(struct quire_collective *collective, int32_t rank, const void *mine,
                                        size_t bytes, const struct quire_block **blocks_out) {
+  QUIRE_ASSERT(blocks_out != NULL && (mine != NULL || bytes == 0));
   struct peer *peer = peer_of(collective);
   const struct quire_meeting_cell *cells = NULL;
   struct quire_block block = {mine, bytes};
@@ -96,6 +100,7 @@ static enum quire_status peer_exchange(struct quire_collective *collective, int3
 
 static enum quire_status peer_max_i32(struct quire_collective *collective, int32_t rank, int32_t value,
                                       int32_t *max_out) {
+  QUIRE_ASSERT(max_out != NULL);
   struct peer *peer = peer_of(collective);
   const struct quire_meeting_cell *cells = NULL;
   enum quire_status status =
