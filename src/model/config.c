@@ -339,6 +339,7 @@ static char index_kind(const json_t *list, size_t i) {
 
 /* indexer_types or index_topk_pattern; answers whether the key is there. */
 static bool read_index_list(struct quire_json_reader *r, const char *key, int32_t layers, bool *owns_out) {
+  QUIRE_ASSERT(layers <= QUIRE_MODEL_LAYERS_MAX);
   const json_t *list = quire_json_get(r, key);
   if (r->status || !list) {
     return false;
@@ -365,6 +366,7 @@ static bool read_index_list(struct quire_json_reader *r, const char *key, int32_
 
 /* Every freq-th layer from the offset on owns an indexer, and all below the offset; answers whether freq is there. */
 static bool read_index_schedule(struct quire_json_reader *r, int32_t layers, bool *owns_out) {
+  QUIRE_ASSERT(layers <= QUIRE_MODEL_LAYERS_MAX);
   int64_t freq = quire_json_int(r, "index_topk_freq", 0, INT32_MAX, 1);
   int64_t offset = quire_json_int(r, "index_skip_topk_offset", 0, INT32_MAX, 2);
   for (int32_t i = 0; i < layers; i++) {
@@ -377,6 +379,7 @@ static bool read_index_schedule(struct quire_json_reader *r, int32_t layers, boo
 /* Which layers own an indexer: indexer_types, else index_topk_pattern, else the schedule. What is there besides must
  * agree, since engines do not read the same one. */
 static void read_index_layers(struct quire_json_reader *r, struct quire_model_config *c) {
+  QUIRE_ASSERT(c->layers <= QUIRE_MODEL_LAYERS_MAX);
   static const char *const keys[] = {"indexer_types", "index_topk_pattern", "index_topk_freq"};
   bool owns[3][QUIRE_MODEL_LAYERS_MAX], there[3];
   there[0] = read_index_list(r, keys[0], c->layers, owns[0]);
@@ -515,6 +518,7 @@ static void read_experts(struct quire_json_reader *r, struct quire_model_config 
 
 /* eos_token_id: a number, or a list of numbers. */
 static void read_eos(struct quire_json_reader *r, int32_t vocab, int32_t *eos, int32_t *count_out) {
+  QUIRE_ASSERT(eos != NULL && count_out != NULL);
   const json_t *value = quire_json_get(r, "eos_token_id");
   size_t count = json_is_array(value) ? json_array_size(value) : value ? 1 : 0;
   if (count > QUIRE_MODEL_EOS_MAX) {
@@ -574,6 +578,7 @@ static void read_quantisation(struct quire_json_reader *r) {
 }
 
 static void count_parameters(struct quire_model_config *c) {
+  QUIRE_ASSERT(c->layers >= 1 && c->layers <= QUIRE_MODEL_LAYERS_MAX && c->hidden > 0);
   const int64_t h = c->hidden, heads = c->heads;
   const int64_t attention = 2 * h + h * c->q_rank + c->q_rank + c->q_rank * heads * c->qk_dim +
                             h * (c->kv_rank + c->rope_dim) + c->kv_rank +
@@ -641,6 +646,7 @@ enum quire_status quire_model_config_load(const struct quire_env *env, const cha
 /* ---- generation_config.json ---- */
 
 static struct quire_generation_config generation_default(const struct quire_model_config *config) {
+  QUIRE_ASSERT(config->eos_count >= 0 && config->eos_count <= QUIRE_MODEL_EOS_MAX);
   struct quire_generation_config generation = {
       .temperature = 1, .top_p = 1, .repetition_penalty = 1, .eos_count = config->eos_count};
   memcpy(generation.eos, config->eos, sizeof generation.eos);

@@ -57,6 +57,7 @@ static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Scratch of the widest product in front of `rows` rows. */
 static int64_t gemm_scratch_bytes(const struct quire_forward_config *c, int64_t rows) {
+  QUIRE_ASSERT(rows > 0 && rows <= INT32_MAX);
   const struct quire_model_config *m = c->model;
   int64_t k = max64(max64(2 * m->hidden, m->q_rank), max64((int64_t)m->heads * m->value_dim, m->dense_width));
   bool bf16 = c->options.compute == QUIRE_DTYPE_BF16;
@@ -66,6 +67,7 @@ static int64_t gemm_scratch_bytes(const struct quire_forward_config *c, int64_t 
 /* Every buffer with its size: what quire_forward_bytes adds up and create hands out. */
 static int64_t list_buffers(struct quire_forward *f, const struct quire_forward_config *c,
                             struct buffer list[BUFFERS]) {
+  QUIRE_ASSERT(c->rows_max > 0);
   const struct quire_model_config *m = c->model;
   int64_t r = c->rows_max, h = m->hidden, e = element(c->options.compute);
   int64_t wide = max64(m->dense_width, 1), rows_or_logits = max64(r, c->logits_max);
@@ -195,6 +197,7 @@ struct layer_run {
 /* y[rows, w.n] = x W^T; x dense f32 or compute type, y dense. */
 static void project(struct quire_forward *f, int32_t rows, const void *x, enum quire_dtype x_dtype,
                     const struct quire_weight *w, float *y) {
+  QUIRE_ASSERT(rows >= 0 && x != NULL && w->data != NULL);
   struct quire_gemm gemm = {.x = x, .y = y, .w = *w, .x_dtype = x_dtype, .y_dtype = QUIRE_DTYPE_F32, .m = rows};
   gemm.scratch = f->gemm_scratch;
   gemm.x_ld = w->k;
@@ -203,6 +206,7 @@ static void project(struct quire_forward *f, int32_t rows, const void *x, enum q
 }
 
 static void norm(struct quire_forward *f, const float *x, const float *gain, void *y, struct quire_rmsnorm shape) {
+  QUIRE_ASSERT(x != NULL && gain != NULL && y != NULL && shape.n > 0);
   shape.x = x;
   shape.gain = gain;
   shape.y = y;
@@ -210,6 +214,7 @@ static void norm(struct quire_forward *f, const float *x, const float *gain, voi
 }
 
 static void convert(struct quire_forward *f, const float *x, void *y, struct quire_convert shape) {
+  QUIRE_ASSERT(x != NULL && y != NULL && shape.n > 0);
   shape.x = x;
   shape.y = y;
   shape.y_dtype = f->compute;
@@ -219,6 +224,7 @@ static void convert(struct quire_forward *f, const float *x, void *y, struct qui
 /* The norm in front of a half of the layer: in f32, for the router and the index weights, and rounded once to the
  * compute type, for everything else. */
 static void norm_both(struct quire_forward *f, int32_t rows, const float *gain) {
+  QUIRE_ASSERT(rows >= 0 && rows <= f->config.rows_max);
   int32_t h = f->config.model->hidden;
   struct quire_rmsnorm shape = {.y_dtype = QUIRE_DTYPE_F32, .m = rows, .n = h, .x_ld = h, .y_ld = h};
   shape.eps = f->config.model->norm_eps;
@@ -227,6 +233,7 @@ static void norm_both(struct quire_forward *f, int32_t rows, const float *gain) 
 }
 
 static void rotate(struct layer_run *run, float *x, enum quire_rope_layout layout, int32_t heads, int64_t head_ld) {
+  QUIRE_ASSERT(x != NULL && heads > 0);
   struct quire_forward *f = run->f;
   struct quire_rope rope = {
       .x = x,
@@ -243,6 +250,7 @@ static void rotate(struct layer_run *run, float *x, enum quire_rope_layout layou
 
 /* Index queries or keys to the basis they are quantised in, where the options ask for it. */
 static void mix_index(struct layer_run *run, float *x, int32_t heads) {
+  QUIRE_ASSERT(x != NULL && heads > 0);
   struct quire_forward *f = run->f;
   struct quire_hadamard hadamard = {x, run->batch->m, heads, (int64_t)heads * QUIRE_INDEX_DIM, QUIRE_INDEX_DIM};
   if (f->config.options.hadamard) {
@@ -252,6 +260,7 @@ static void mix_index(struct layer_run *run, float *x, int32_t heads) {
 
 /* Latent and rotated key of every row, and the index key: what the cache stores. */
 static void project_kv(struct layer_run *run) {
+  QUIRE_ASSERT(run->batch->m <= run->f->config.rows_max);
   struct quire_forward *f = run->f;
   const struct quire_model_config *m = f->config.model;
   int32_t rows = run->batch->m;
@@ -288,6 +297,7 @@ static void project_kv(struct layer_run *run) {
 }
 
 static enum quire_status put_rows(struct layer_run *run, struct quire_error *error_out) {
+  QUIRE_ASSERT(run->batch->puts <= run->batch->m);
   struct quire_forward *f = run->f;
   struct quire_view_put put = {
       .model = run->model,
@@ -304,6 +314,7 @@ static enum quire_status put_rows(struct layer_run *run, struct quire_error *err
 
 /* Queries: nope half absorbed into the latent space head by head, rope half rotated. */
 static void project_q(struct layer_run *run) {
+  QUIRE_ASSERT(run->batch->m <= run->f->config.rows_max);
   struct quire_forward *f = run->f;
   const struct quire_model_config *m = f->config.model;
   int32_t rows = run->batch->m, heads = m->heads;
@@ -334,6 +345,7 @@ static void project_q(struct layer_run *run) {
 }
 
 static void select_positions(struct layer_run *run) {
+  QUIRE_ASSERT(run->w->owns_indexer || run->flat > 0);
   struct quire_forward *f = run->f;
   const struct quire_model_config *m = f->config.model;
   int32_t rows = run->batch->m;
@@ -362,6 +374,7 @@ static void add_out(struct quire_forward *f, int32_t rows) {
 }
 
 static void attend(struct layer_run *run) {
+  QUIRE_ASSERT(run->batch->m <= run->f->config.rows_max);
   struct quire_forward *f = run->f;
   const struct quire_model_config *m = f->config.model;
   int32_t rows = run->batch->m, heads = m->heads;
@@ -397,6 +410,7 @@ static void attend(struct layer_run *run) {
 }
 
 static void dense_mlp(struct quire_forward *f, int32_t rows, const struct quire_expert *mlp) {
+  QUIRE_ASSERT(mlp->gate.n == mlp->up.n && mlp->gate.n == mlp->down.k);
   int32_t width = mlp->gate.n;
   project(f, rows, f->normed_c, f->compute, &mlp->gate, f->gate);
   project(f, rows, f->normed_c, f->compute, &mlp->up, f->up);
@@ -417,6 +431,7 @@ static void dense_mlp(struct quire_forward *f, int32_t rows, const struct quire_
 }
 
 static void moe_mlp(const struct layer_run *run) {
+  QUIRE_ASSERT(run->w->router.n == run->f->config.model->experts);
   struct quire_forward *f = run->f;
   const struct quire_layer_weights *w = run->w;
   int32_t rows = run->batch->m;
@@ -459,6 +474,7 @@ static void moe_mlp(const struct layer_run *run) {
 }
 
 static enum quire_status run_layer(struct layer_run *run, struct quire_error *error_out) {
+  QUIRE_ASSERT(run->w != NULL && run->w->input_norm != NULL);
   struct quire_forward *f = run->f;
   int32_t rows = run->batch->m, h = f->config.model->hidden;
   uint64_t begin = quire_trace_begin(f->config.trace);
@@ -490,6 +506,7 @@ static void embed(struct quire_forward *f, const struct quire_weight *table, con
 
 /* f32 copies of rows of the hidden table: this step's rows, then the carried ones. */
 static void gather_hidden(struct quire_forward *f, const void *table, const int32_t *index, float *out, int32_t rows) {
+  QUIRE_ASSERT(table != NULL && index != NULL && rows >= 0);
   struct quire_weight source = {
       .data = table,
       .dtype = f->compute,
@@ -502,6 +519,7 @@ static void gather_hidden(struct quire_forward *f, const void *table, const int3
 
 /* u of the draft rows, into the residual. */
 static void draft_input(struct quire_forward *f, const struct quire_view_batch *batch) {
+  QUIRE_ASSERT(batch->hidden != NULL && batch->m <= f->config.rows_max);
   const struct quire_mtp_weights *w = &f->config.weights->mtp;
   int32_t h = f->config.model->hidden, rows = batch->m;
   for (int32_t i = 0; i < rows; i++) {

@@ -88,6 +88,7 @@ static enum quire_status corrupt(const struct shard *shard, const char *tensor, 
 
 static enum quire_status read_type(const struct shard *shard, const char *name, const char *type_name,
                                    enum quire_tensor_type *type_out, struct quire_error *error) {
+  QUIRE_ASSERT(type_name != NULL && type_out != NULL);
   for (int type = 0; type < TYPES; type++) {
     if (strcmp(type_name, types[type].name) == 0) {
       *type_out = (enum quire_tensor_type)type;
@@ -101,6 +102,7 @@ static enum quire_status read_type(const struct shard *shard, const char *name, 
 
 static enum quire_status read_shape(const struct shard *shard, const json_t *shape, struct quire_tensor *tensor,
                                     struct quire_error *error) {
+  QUIRE_ASSERT(tensor->type >= 0 && (int)tensor->type < TYPES);
   size_t rank = json_array_size(shape);
   size_t bytes = (size_t)types[tensor->type].bytes;
   if (rank > QUIRE_TENSOR_RANK_MAX) {
@@ -154,6 +156,7 @@ static enum quire_status read_tensor(const struct shard *shard, const json_t *en
 /* ---- one file ---- */
 
 static enum quire_status reserve(struct quire_safetensors *s, int32_t more, struct quire_error *error) {
+  QUIRE_ASSERT(more >= 0 && s->count <= s->capacity);
   if (s->count + more <= s->capacity) {
     return QUIRE_OK;
   }
@@ -191,6 +194,7 @@ static int compare_places(const void *a, const void *b) {
 /* The format promises that tensors follow one another without overlap and without holes. */
 static enum quire_status check_places(const struct quire_safetensors *s, int32_t from, const uint8_t *data,
                                       size_t data_bytes, struct quire_error *error) {
+  QUIRE_ASSERT(from >= 0 && from <= s->count && s->shard_count > 0);
   const struct shard *shard = &s->shards[s->shard_count - 1];
   const uint8_t *expected = data;
   for (int32_t i = from; i < s->count; i++) {
@@ -211,6 +215,7 @@ static enum quire_status check_places(const struct quire_safetensors *s, int32_t
 
 static enum quire_status read_entries(struct quire_safetensors *s, json_t *header, const uint8_t *data,
                                       size_t data_bytes, struct quire_error *error) {
+  QUIRE_ASSERT(s->shard_count > 0);
   struct shard *shard = &s->shards[s->shard_count - 1];
   const char *key;
   json_t *entry;
@@ -246,6 +251,7 @@ static enum quire_status read_entries(struct quire_safetensors *s, json_t *heade
 
 /* Reads the header of the last shard, whose mapping is set. */
 static enum quire_status read_shard(struct quire_safetensors *s, struct quire_error *error) {
+  QUIRE_ASSERT(s->shard_count > 0);
   const struct shard *shard = &s->shards[s->shard_count - 1];
   const uint8_t *bytes = shard->mapping.data;
   uint64_t header_bytes = 0;
@@ -303,6 +309,7 @@ static enum quire_status open_shard(struct quire_safetensors *s, const char *pat
 }
 
 static enum quire_status build_map(struct quire_safetensors *s, struct quire_error *error) {
+  QUIRE_ASSERT(s->map == NULL && s->count >= 0);
   s->map_slots = 2;
   while (s->map_slots < 2 * (uint32_t)s->count) {
     s->map_slots *= 2;
@@ -354,6 +361,7 @@ static int compare_names(const void *a, const void *b) {
 /* The distinct files of an index, sorted; names belong to the tree. */
 static enum quire_status list_files(json_t *weights, const char **names, int32_t *count_out,
                                     struct quire_error *error) {
+  QUIRE_ASSERT(names != NULL && count_out != NULL);
   const char *key;
   json_t *file;
   int32_t count = 0;

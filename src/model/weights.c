@@ -70,6 +70,7 @@ static void fail(struct loader *l, enum quire_status status, const char *format,
 
 /* bytes that live as long as the weights, aligned to 64; NULL after a failure. */
 static void *copy_alloc(struct loader *l, size_t bytes) {
+  QUIRE_ASSERT(bytes > 0);
   if (l->status) {
     return NULL;
   }
@@ -116,6 +117,7 @@ static const struct quire_tensor *need(struct loader *l, const char *suffix) {
 }
 
 static const char *shape_text(char out[SHAPE_BYTES], int32_t rank, const int64_t *shape) {
+  QUIRE_ASSERT(rank >= 0 && rank <= QUIRE_TENSOR_RANK_MAX);
   int used = snprintf(out, SHAPE_BYTES, "[");
   for (int32_t i = 0; i < rank; i++) {
     used += snprintf(out + used, SHAPE_BYTES - (size_t)used, "%s%" PRId64, i ? ", " : "", shape[i]);
@@ -126,6 +128,7 @@ static const char *shape_text(char out[SHAPE_BYTES], int32_t rank, const int64_t
 
 /* Fails unless the tensor is [n, k], or [n] when k is 0. */
 static bool check_shape(struct loader *l, const struct quire_tensor *tensor, int64_t n, int64_t k) {
+  QUIRE_ASSERT(n > 0 && k >= 0);
   const int64_t wanted[2] = {n, k};
   const int32_t rank = k > 0 ? 2 : 1;
   if (tensor->rank == rank && tensor->shape[0] == n && (k == 0 || tensor->shape[1] == k)) {
@@ -171,6 +174,7 @@ static float stored_value(const struct quire_tensor *tensor, int64_t index) {
 
 /* A vector as f32. */
 static const float *vector(struct loader *l, const char *suffix, int32_t n) {
+  QUIRE_ASSERT(n > 0);
   const struct quire_tensor *tensor = need(l, suffix);
   if (!tensor || !check_shape(l, tensor, n, 0)) {
     return NULL;
@@ -195,6 +199,7 @@ static int64_t blocks_of(int64_t n) { return (n + QUIRE_FP8_BLOCK - 1) / QUIRE_F
 
 /* The scales of an fp8 matrix: the sibling `suffix`_scale_inv. NULL when there is none, or after a failure. */
 static const struct quire_tensor *scales(struct loader *l, const char *suffix, int32_t n, int32_t k) {
+  QUIRE_ASSERT(n > 0 && k > 0);
   char scale_suffix[NAME_BYTES / 2];
   snprintf(scale_suffix, sizeof scale_suffix, "%s_scale_inv", suffix);
   if (l->status || !find(l, scale_suffix)) {
@@ -235,6 +240,7 @@ struct stored {
 };
 
 static struct stored stored_matrix(struct loader *l, const char *suffix, int32_t n, int32_t k) {
+  QUIRE_ASSERT(n > 0 && k > 0);
   struct stored stored = {need(l, suffix), NULL};
   if (!stored.data || !check_shape(l, stored.data, n, k)) {
     return (struct stored){NULL, NULL};
@@ -277,6 +283,7 @@ static struct quire_weight matrix(struct loader *l, const char *suffix, int32_t 
 
 /* W[row, column .. column + 511] of a matrix of 512 columns, as f32. */
 static void dequantised_row(struct stored stored, int64_t row, float out[QUIRE_LATENT_DIM]) {
+  QUIRE_ASSERT(stored.data != NULL && row >= 0);
   for (int64_t i = 0; i < QUIRE_LATENT_DIM; i++) {
     out[i] = stored_value(stored.data, row * QUIRE_LATENT_DIM + i);
     if (stored.scale) {
@@ -295,6 +302,7 @@ static void store_value(const struct quire_weight *weight, int64_t index, float 
 }
 
 static struct quire_head_weights head_weights(struct loader *l, enum quire_dtype dtype, int32_t n, int32_t k) {
+  QUIRE_ASSERT(n > 0 && k > 0);
   struct quire_head_weights heads = {
       .first = {.dtype = dtype, .n = n, .k = k, .ld = k},
       .stride = (int64_t)n * k,
@@ -306,6 +314,7 @@ static struct quire_head_weights head_weights(struct loader *l, enum quire_dtype
 
 /* Rows of a head: nope of W_UK, then value of W_UV; W_UK is transposed, so that a row of it is summed over nope. */
 static void split_kv_b(struct loader *l, struct quire_layer_weights *layer) {
+  QUIRE_ASSERT(l->config->kv_rank == QUIRE_LATENT_DIM);
   const struct quire_model_config *c = l->config;
   const int32_t rows = c->nope_dim + c->value_dim;
   struct stored stored = stored_matrix(l, "self_attn.kv_b_proj.weight", c->heads * rows, QUIRE_LATENT_DIM);
@@ -346,6 +355,7 @@ struct quire_weight quire_head_weight(const struct quire_head_weights *weights, 
 /* ---- layers ---- */
 
 static struct quire_expert mlp(struct loader *l, const char *prefix, int32_t width) {
+  QUIRE_ASSERT(width > 0);
   const int32_t hidden = l->config->hidden;
   char suffix[NAME_BYTES / 2];
   struct quire_expert expert;
@@ -394,6 +404,7 @@ static void load_index(struct loader *l, struct quire_index_weights *index) {
 }
 
 static void load_layer(struct loader *l, int32_t number, struct quire_layer_weights *layer) {
+  QUIRE_ASSERT(number >= 0 && number <= l->config->layers);
   const struct quire_model_config *c = l->config;
   snprintf(l->prefix, sizeof l->prefix, "model.layers.%d.", number);
   layer->input_norm = vector(l, "input_layernorm.weight", c->hidden);
@@ -418,6 +429,7 @@ static void load_layer(struct loader *l, int32_t number, struct quire_layer_weig
 }
 
 static void load_mtp(struct loader *l) {
+  QUIRE_ASSERT(l->config->mtp_layers > 0);
   const struct quire_model_config *c = l->config;
   struct quire_model_weights *weights = &l->loaded->weights;
   struct quire_mtp_weights *mtp = &weights->mtp;
@@ -570,6 +582,7 @@ static struct quire_hash128 config_hash(const struct quire_model_config *c) {
 }
 
 static struct quire_hash128 tensor_hash(const struct quire_tensor *tensor) {
+  QUIRE_ASSERT(tensor->data != NULL || tensor->bytes == 0);
   struct quire_hash128_stream stream;
   const uint8_t *data = tensor->data;
   quire_hash128_begin(&stream, 0);
