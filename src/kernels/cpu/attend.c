@@ -68,6 +68,7 @@ int64_t quire_attend_scratch_bytes(int32_t heads, int32_t topk, int threads) {
 }
 
 static struct workspace workspace_of(const struct quire_attend *op, int member) {
+  QUIRE_ASSERT(op->scratch != NULL && member >= 0);
   uintptr_t base = ((uintptr_t)op->scratch + 63) & ~(uintptr_t)63;
   uint8_t *at = (uint8_t *)base + workspace_bytes(op->topk) * member;
   struct workspace ws = {.score_ld = score_ld(op->topk)};
@@ -145,6 +146,7 @@ static void rows_gather(const struct attend_run *run, uint8_t *rows, int32_t row
 
 /* An odd list gets a row of zeros to pair with its last. */
 static void rows_close(const struct quire_attend *op, uint8_t *rows, int32_t count) {
+  QUIRE_ASSERT(count > 0);
   int64_t bytes = (int64_t)QUIRE_KV_DIM * (is_bf16(op) ? 2 : 4);
   if (count % 2 != 0) {
     memset(rows + count * bytes, 0, (size_t)bytes);
@@ -153,6 +155,7 @@ static void rows_close(const struct quire_attend *op, uint8_t *rows, int32_t cou
 
 /* Gathers a row's list, starting from what the workspace holds already. */
 static void rows_grow(const struct attend_run *run, struct workspace *ws, int32_t row) {
+  QUIRE_ASSERT(row >= 0 && row < run->op.rows.m);
   const struct quire_attend *op = &run->op;
   const struct quire_kv_source *source = &op->rows.sources[op->rows.source_of[row]];
   int32_t count = op->counts[row];
@@ -170,6 +173,7 @@ static void rows_grow(const struct attend_run *run, struct workspace *ws, int32_
 /* Heads [head, head + heads) of a query row: (latent, rope) side by side in the type of the dot. */
 static void heads_stage(const struct quire_attend *op, const struct workspace *ws, int32_t row, int32_t head,
                         int heads) {
+  QUIRE_ASSERT(heads > 0 && head + heads <= op->heads);
   for (int h = 0; h < heads; h++) {
     int64_t index = (int64_t)row * op->heads + head + h;
     if (op->q_dtype == QUIRE_DTYPE_F32) {
@@ -206,6 +210,7 @@ static void values_sum(const struct attend_run *run, const struct workspace *ws,
 /* Up to QUIRE_ATTEND_HEADS heads of a query row whose list is gathered in `rows`. */
 static void heads_attend(const struct attend_run *run, const struct workspace *ws, const uint8_t *rows, int32_t row,
                          int32_t head, int heads) {
+  QUIRE_ASSERT(heads > 0 && heads <= QUIRE_ATTEND_HEADS && run->op.counts[row] > 0);
   const struct quire_attend *op = &run->op;
   int32_t count = op->counts[row];
   float sums[QUIRE_ATTEND_HEADS];
@@ -239,6 +244,7 @@ static void heads_attend(const struct attend_run *run, const struct workspace *w
 
 /* No rows: zeros and a log-sum-exp of -inf. */
 static void row_empty(const struct quire_attend *op, int32_t row) {
+  QUIRE_ASSERT(op->counts[row] == 0);
   int64_t bytes = op->out_dtype == QUIRE_DTYPE_BF16 ? 2 : 4;
   int64_t values = (int64_t)op->heads * QUIRE_LATENT_DIM;
   memset((uint8_t *)op->out + row * values * bytes, 0, (size_t)(values * bytes));
@@ -249,6 +255,7 @@ static void row_empty(const struct quire_attend *op, int32_t row) {
 
 static void groups_attend(const struct attend_run *run, const struct workspace *ws, const uint8_t *rows, int32_t row,
                           int32_t begin, int32_t end) {
+  QUIRE_ASSERT(begin >= 0 && end <= run->op.heads);
   for (int32_t head = begin; head < end; head += QUIRE_ATTEND_HEADS) {
     int32_t heads = end - head < QUIRE_ATTEND_HEADS ? end - head : QUIRE_ATTEND_HEADS;
     heads_attend(run, ws, rows, row, head, heads);

@@ -64,6 +64,7 @@ QUIRE_INLINE quire_f8 silu_mul8(const float *gate, const float *up) {
 }
 
 void quire_silu_mul_row(const float *gate, const float *up, void *y, enum quire_dtype y_dtype, int64_t n) {
+  QUIRE_ASSERT(gate != NULL && up != NULL && y != NULL && n >= 0);
   for (int64_t i = 0; i < n; i += 8) {
     float out[8];
     int64_t count = n - i < 8 ? n - i : 8;

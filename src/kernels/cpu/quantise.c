@@ -47,6 +47,7 @@ float quire_quantise_block(const float *x, bool any_scale, uint8_t *codes_out) {
 }
 
 static void latent_row(const struct quire_quantise_latent *op, int64_t row) {
+  QUIRE_ASSERT(op->format >= QUIRE_KV_F32 && op->format <= QUIRE_KV_FP8);
   const float *latent = op->latent + row * op->latent_ld;
   const float *rope = op->rope + row * op->rope_ld;
   if (op->format == QUIRE_KV_F32) {

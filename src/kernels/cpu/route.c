@@ -41,6 +41,7 @@ static float group_score(const float *choice, int32_t n) {
 
 /* Experts outside the groups that are kept fall to -inf. */
 static void groups_mask(const struct quire_route *op, float *choice) {
+  QUIRE_ASSERT(op->groups >= 1 && op->experts % op->groups == 0);
   float scores[QUIRE_EXPERTS_MAX];
   bool kept[QUIRE_EXPERTS_MAX];
   int32_t width = op->experts / op->groups;

@@ -193,6 +193,7 @@ static uint32_t search_key(const struct row *r, const struct search *s, uint64_t
 
 /* within: only ids that this cut leaves. */
 static struct cut search_cut(struct row *r, struct search *s, struct cut within) {
+  QUIRE_ASSERT(s->target > 0 || s->weight != NULL);
   search_narrow(r, s);
   r->count = r->passes->gather(&r->z, s->low, s->high, r->id);
   int32_t kept = 0;
@@ -222,6 +223,7 @@ static struct cut search_cut(struct row *r, struct search *s, struct cut within)
 
 /* A z that at least k ids reach: the k-th largest of the blocks' maxima, or one that all but -inf reach. */
 static float reached_by(struct row *r, int32_t k) {
+  QUIRE_ASSERT(k > 0);
   if (k > r->z.blocks) {
     return r->passes->above(&r->z, NULL, r->z.max - WEIGHTLESS).count >= k ? r->z.max - WEIGHTLESS : -FLT_MAX;
   }
@@ -235,6 +237,7 @@ static float reached_by(struct row *r, int32_t k) {
 }
 
 static struct cut top_k_cut(struct row *r, struct cut cut) {
+  QUIRE_ASSERT(r->draw->top_k > 0);
   struct search search = {.target = (uint64_t)r->draw->top_k, .low = reached_by(r, r->draw->top_k)};
   search.at_low = r->passes->above(&r->z, NULL, search.low);
   if (search.at_low.count < r->draw->top_k) {
@@ -340,6 +343,7 @@ struct sample_args {
 };
 
 static struct row row_of(const struct sample_args *args, int64_t i, uint8_t *scratch) {
+  QUIRE_ASSERT(i >= 0 && i < args->op.m && scratch != NULL);
   int32_t vocab = args->op.vocab;
   int64_t padded = quire_cpu_padded(blocks_of(vocab) * QUIRE_SAMPLE_BLOCK * 4);
   uint8_t *maxima = scratch + 2 * padded;

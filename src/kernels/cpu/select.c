@@ -68,6 +68,7 @@ static uint8_t *carve(uint8_t **at, int64_t bytes) {
 
 /* Where a member's scratch lies. Writes nothing: members look into each other's. */
 static struct workspace workspace_of(const struct quire_select *op, int member) {
+  QUIRE_ASSERT(op->scratch != NULL && member >= 0);
   uintptr_t base = ((uintptr_t)op->scratch + 63) & ~(uintptr_t)63;
   uint8_t *at = (uint8_t *)base + workspace_bytes(op->heads, op->topk) * member;
   struct workspace ws;
@@ -102,6 +103,7 @@ static bool row_scores(const struct quire_select *op, int32_t row) {
 
 /* Positions [first, first + count) with count <= topk: all of them. */
 static void row_takes_all(const struct quire_select *op, int32_t row) {
+  QUIRE_ASSERT(row >= 0 && row < op->rows.m && op->rows.limit[row] - op->rows.first <= op->topk);
   int32_t *out = op->indices_out + (int64_t)row * op->topk;
   int32_t visible = op->rows.limit[row] - op->rows.first;
   int32_t count = visible > 0 ? visible : 0;
@@ -120,6 +122,7 @@ static void row_writes(const struct quire_select *op, int32_t row, struct quire_
 
 /* Stages the heads and weights of one row; slot is its place in the tile. */
 static void row_stage(const struct select_run *run, const struct workspace *ws, int32_t row, int32_t slot) {
+  QUIRE_ASSERT(slot >= 0 && slot < TILE_ROWS);
   const struct quire_select *op = &run->op;
   const float *q = op->q + (int64_t)row * op->heads * QUIRE_INDEX_DIM;
   const float *w = op->w + (int64_t)row * op->heads;
@@ -141,6 +144,7 @@ static void row_stage(const struct select_run *run, const struct workspace *ws, 
 /* Decodes keys [position, position + count) into the stage; their scales (1 in format f32) into scales. */
 static void keys_stage(const struct select_run *run, const struct quire_kv_source *source, float *stage,
                        int32_t position, int32_t count, float *scales) {
+  QUIRE_ASSERT(count > 0 && count <= QUIRE_SELECT_KEYS);
   const struct quire_select *op = &run->op;
   const uint8_t *keys[QUIRE_SELECT_KEYS] = {0};
   bool quantised = op->format != QUIRE_KV_F32;
@@ -211,6 +215,7 @@ static void tile_score(const struct select_run *run, const struct workspace *ws,
 
 /* The tile that starts at row `begin`. */
 static struct tile tile_at(const struct quire_select *op, int32_t begin) {
+  QUIRE_ASSERT(begin >= 0 && begin < op->rows.m);
   struct tile tile = {begin, begin + 1};
   while (tile.end < op->rows.m && tile.end - begin < TILE_ROWS &&
          op->rows.source_of[tile.end] == op->rows.source_of[begin]) {
@@ -221,6 +226,7 @@ static struct tile tile_at(const struct quire_select *op, int32_t begin) {
 
 /* Largest limit among the rows that score; 0 when none does. */
 static int32_t tile_limit(const struct quire_select *op, struct tile tile) {
+  QUIRE_ASSERT(tile.begin < tile.end && tile.end <= op->rows.m);
   int32_t limit = 0;
   for (int32_t row = tile.begin; row < tile.end; row++) {
     if (row_scores(op, row) && op->rows.limit[row] > limit) {
@@ -390,6 +396,7 @@ QUIRE_INLINE void score_heads(const float *q, const float *w, int heads, const f
 
 static void score(const float *q, const float *w, int32_t heads, const float *stage, bool quantised,
                   float *scores_out) {
+  QUIRE_ASSERT(heads > 0);
   (void)quantised; /* the order lies in the stage */
   for (int half = 0; half < QUIRE_SELECT_KEYS; half += 32) {
     quire_f8 sum[4] = {f8_all(0.0f), f8_all(0.0f), f8_all(0.0f), f8_all(0.0f)};

@@ -92,6 +92,7 @@ void quire_topk_push(struct quire_topk *top, const float *scores, int32_t positi
 }
 
 void quire_topk_merge(struct quire_topk *top, const struct quire_topk *other) {
+  QUIRE_ASSERT(top->k == other->k && top != other);
   for (int32_t i = 0; i < other->count; i++) {
     if (other->key[i] <= top->threshold) {
       continue;

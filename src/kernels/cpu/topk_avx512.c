@@ -27,6 +27,7 @@ static inline __m512i score_keys(__m512 scores) {
 }
 
 void quire_topk_push_avx512(struct quire_topk *top, const float *scores, int32_t position, int32_t count) {
+  QUIRE_ASSERT(count >= 0 && top->count + count <= top->capacity);
   const __m512i threshold = _mm512_set1_epi32((int)top->threshold);
   const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   int32_t kept = top->count;
@@ -50,6 +51,7 @@ void quire_topk_push_avx512(struct quire_topk *top, const float *scores, int32_t
 /* A key of a sample that lies, by its rank there, a little beyond the wanted one on the side where more keys are: so the
  * wanted one stays with the few, and the next pivot, on its other side, leaves it with fewer still. */
 static uint32_t pivot_of(const uint32_t *key, int32_t count, int32_t k) {
+  QUIRE_ASSERT(k > 0 && k <= count);
   uint32_t sample[SAMPLE];
   if (count < FEW) {
     return key[count / 2];
