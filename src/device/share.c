@@ -89,6 +89,7 @@ static int descriptor_of(struct msghdr *header) {
 }
 
 static enum quire_status receive_share(int socket, struct quire_share *share_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(socket >= 0 && share_out != NULL);
   struct message message;
   union control control;
   struct iovec piece = {&message, sizeof message};

@@ -112,6 +112,7 @@ static struct quire_http_slice trim(const char *data, size_t bytes) {
 
 /* Takes the next word of a comma-separated list off its front; false at the end. */
 static bool next_word(struct quire_http_slice *list, struct quire_http_slice *word_out) {
+  QUIRE_ASSERT(list->data != NULL || list->bytes == 0);
   if (list->bytes == 0) {
     return false;
   }
@@ -179,6 +180,7 @@ static int parse_target(struct quire_http_slice target, struct quire_http_head *
 }
 
 static int parse_request_line(struct quire_http_slice line, struct quire_http_head *head, const char **why_out) {
+  QUIRE_ASSERT(line.bytes > 0);
   const char *first = memchr(line.data, ' ', line.bytes);
   const char *last = first != NULL ? memrchr(line.data, ' ', line.bytes) : NULL;
   if (first == NULL || last == first) {
@@ -201,6 +203,7 @@ static int parse_request_line(struct quire_http_slice line, struct quire_http_he
 }
 
 static int parse_field(struct quire_http_slice line, struct quire_http_head *head, const char **why_out) {
+  QUIRE_ASSERT(line.bytes > 0);
   if (head->field_count == QUIRE_HTTP_FIELDS_MAX) {
     return refuse(why_out, 431, "the head has too many fields");
   }
@@ -218,6 +221,7 @@ static int parse_field(struct quire_http_slice line, struct quire_http_head *hea
 
 /* Digits only, below 2^63 by far. */
 static bool parse_length(struct quire_http_slice value, int64_t *length_out) {
+  QUIRE_ASSERT(length_out != NULL);
   int64_t length = 0;
   for (size_t i = 0; i < value.bytes; i++) {
     if (value.data[i] < '0' || value.data[i] > '9' || i >= 18) {
@@ -231,6 +235,7 @@ static bool parse_length(struct quire_http_slice value, int64_t *length_out) {
 
 /* What the fields say about where the body ends and whether the connection lives on. */
 static int parse_framing(struct quire_http_head *head, const char **why_out) {
+  QUIRE_ASSERT(head->field_count >= 0 && head->field_count <= QUIRE_HTTP_FIELDS_MAX);
   int hosts = 0, lengths = 0, codings = 0;
   head->keep_alive = head->minor >= 1;
   for (int i = 0; i < head->field_count; i++) {
@@ -319,6 +324,7 @@ static int hex_digit(char c) {
 
 /* The line of a chunk's size: hexadecimal digits, then an extension that is skipped. */
 static const char *chunk_size_byte(struct quire_http_chunked *chunked, char c) {
+  QUIRE_ASSERT(chunked->state <= CHUNK_EXTENSION);
   int digit = hex_digit(c);
   if (++chunked->line_bytes > QUIRE_HTTP_CHUNK_LINE_BYTES_MAX) {
     return "the line of a chunk's size is too long";
@@ -347,6 +353,7 @@ static const char *chunk_size_byte(struct quire_http_chunked *chunked, char c) {
 }
 
 static const char *chunk_trailer_byte(struct quire_http_chunked *chunked, char c) {
+  QUIRE_ASSERT(chunked->state == CHUNK_TRAILER);
   if (++chunked->trailer_bytes > QUIRE_HTTP_TRAILER_BYTES_MAX) {
     return "the trailer of the body is too long";
   }

@@ -30,6 +30,7 @@ static char *buffer(const struct quire_answer *answer, enum buffer which) {
 
 /* Copies the stops' texts behind the buffers. */
 static void keep_texts(struct quire_answer *answer, const struct quire_answer_config *config) {
+  QUIRE_ASSERT(answer->stop_count <= config->stop_count && (answer->stop_texts != NULL || answer->stop_count == 0));
   char *text = buffer(answer, BUFFERS);
   for (size_t i = 0; i < answer->stop_count; i++) {
     memcpy(text, config->stops[i].text, config->stops[i].bytes);
@@ -39,6 +40,7 @@ static void keep_texts(struct quire_answer *answer, const struct quire_answer_co
 }
 
 static bool reserve(struct quire_answer *answer, const struct quire_answer_config *config) {
+  QUIRE_ASSERT(config->tokenizer != NULL);
   size_t longest = 0, texts = 0;
   for (size_t i = 0; i < config->stop_count; i++) {
     longest = config->stops[i].bytes > longest ? config->stops[i].bytes : longest;

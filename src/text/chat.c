@@ -214,6 +214,7 @@ static struct piece strip_newlines(struct piece piece, bool front, bool back) {
 
 /* Offset of what in text: the first one, or the last one; text's bytes: none. */
 static size_t find(struct piece text, const char *what, bool last) {
+  QUIRE_ASSERT(what[0] != 0);
   const size_t length = strlen(what);
   size_t found = text.bytes;
   for (size_t at = 0; at + length <= text.bytes; at++) {
@@ -299,6 +300,7 @@ static void write_deepseek(struct writer *w, const struct quire_chat_request *re
 }
 
 static void write_glm_answer(struct writer *w, const struct quire_chat_message *message, bool keep) {
+  QUIRE_ASSERT(message->role == QUIRE_CHAT_ASSISTANT);
   const enum quire_chat_format format = w->chat->format;
   struct answer answer = split_answer(message, format == QUIRE_CHAT_GLM5);
   if (format == QUIRE_CHAT_GLM5) { /* the later templates take an empty reasoning for one, and do not strip it */
@@ -348,6 +350,7 @@ static void write_glm(struct writer *w, const struct quire_chat_request *request
 
 static enum quire_status check(const struct quire_chat *chat, const struct quire_chat_request *request,
                                struct quire_error *error_out) {
+  QUIRE_ASSERT(request != NULL);
   if (request->count == 0) {
     return quire_error_set(error_out, QUIRE_ERR_REQUEST, "messages", "must hold at least one message");
   }

@@ -40,6 +40,7 @@ static const char *inner_template(const json_t *config) {
 /* *found_out is false when the folder has no template; then *format_out is untouched. */
 static enum quire_status read_template(const struct quire_env *env, const char *dir, enum quire_chat_format *format_out,
                                        bool *found_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(format_out != NULL && found_out != NULL);
   char path[PATH_BYTES];
   struct quire_file_text text;
   json_t *config = NULL;

@@ -26,6 +26,7 @@ struct quire_stop_match {
 
 static enum quire_status check(const struct quire_stop_text *stops, size_t count, size_t *bytes_out,
                                struct quire_error *error_out) {
+  QUIRE_ASSERT(bytes_out != NULL && (stops != NULL || count == 0));
   if (count > QUIRE_STOPS_MAX) {
     return quire_error_set(error_out, QUIRE_ERR_REQUEST, "stop", "has %zu strings; %d at most", count, QUIRE_STOPS_MAX);
   }
@@ -41,6 +42,7 @@ static enum quire_status check(const struct quire_stop_text *stops, size_t count
 }
 
 static void set_borders(struct stop *stop) {
+  QUIRE_ASSERT(stop->bytes > 0);
   uint32_t length = 0;
   stop->border[0] = 0;
   for (uint32_t i = 1; i < stop->bytes; i++) {
@@ -96,6 +98,7 @@ size_t quire_stop_match_push_bytes_max(const struct quire_stop_match *match, siz
 }
 
 static void step(struct stop *stop, uint8_t byte) {
+  QUIRE_ASSERT(stop->matched < stop->bytes);
   while (stop->matched > 0 && stop->text[stop->matched] != byte) {
     stop->matched = stop->border[stop->matched - 1];
   }

@@ -5,6 +5,7 @@
 #include "base/assert.h"
 
 static void give(struct quire_think_split *split, const char *text, size_t bytes, struct quire_think_text *out) {
+  QUIRE_ASSERT(text != NULL);
   const bool content = split->state == QUIRE_THINK_CONTENT;
   size_t *used = content ? &out->content_bytes : &out->reasoning_bytes;
   if (bytes > 0) {
@@ -19,6 +20,7 @@ struct quire_think_split quire_think_split_begin(bool inside) {
 
 /* What has been held turns out to be no "<think>". */
 static void leave_start(struct quire_think_split *split, struct quire_think_text *out) {
+  QUIRE_ASSERT(split->state == QUIRE_THINK_START);
   const uint32_t held = split->held;
   split->state = split->inside ? QUIRE_THINK_REASONING : QUIRE_THINK_CONTENT;
   split->held = 0;
@@ -32,6 +34,7 @@ static void leave_start(struct quire_think_split *split, struct quire_think_text
 
 /* One byte inside reasoning. */
 static void reason(struct quire_think_split *split, char byte, struct quire_think_text *out) {
+  QUIRE_ASSERT(split->held < strlen(QUIRE_THINK_CLOSE));
   if (byte == QUIRE_THINK_CLOSE[split->held]) {
     split->held++;
     if (split->held == strlen(QUIRE_THINK_CLOSE)) {

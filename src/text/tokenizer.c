@@ -77,6 +77,7 @@ static void emit(struct encoder *e, int32_t id) {
 }
 
 int32_t quire_tokenizer_map_find(const struct quire_tokenizer *tokenizer, const void *bytes, size_t count) {
+  QUIRE_ASSERT(bytes != NULL && (tokenizer->map_slots & (tokenizer->map_slots - 1)) == 0);
   uint32_t slot = (uint32_t)quire_hash128(bytes, count, 0).low & (tokenizer->map_slots - 1);
   for (; tokenizer->map[slot] != QUIRE_TOKEN_NONE; slot = (slot + 1) & (tokenizer->map_slots - 1)) {
     const struct quire_token_text *token = &tokenizer->tokens[tokenizer->map[slot]];
@@ -123,6 +124,7 @@ static size_t merge_short(const struct encoder *e, const uint8_t *text, size_t b
 }
 
 static void encode_short(struct encoder *e, const uint8_t *text, size_t bytes) {
+  QUIRE_ASSERT(bytes > 0 && bytes <= SHORT_PIECE);
   struct word word = {.bytes = (uint32_t)bytes}, *slot = NULL;
   int32_t ids[SHORT_PIECE];
   if (e->words && bytes <= WORD_BYTES_MAX) {
@@ -148,6 +150,7 @@ static void encode_short(struct encoder *e, const uint8_t *text, size_t bytes) {
 }
 
 static void heap_push(struct encoder *e, struct candidate candidate) {
+  QUIRE_ASSERT(e->heap_count < 3 * e->scratch_bytes);
   size_t at = e->heap_count++;
   while (at > 0 && e->heap[(at - 1) / 2].order > candidate.order) {
     e->heap[at] = e->heap[(at - 1) / 2];
@@ -157,6 +160,7 @@ static void heap_push(struct encoder *e, struct candidate candidate) {
 }
 
 static struct candidate heap_pop(struct encoder *e) {
+  QUIRE_ASSERT(e->heap_count > 0);
   struct candidate top = e->heap[0];
   struct candidate last = e->heap[--e->heap_count];
   size_t at = 0;
@@ -176,10 +180,10 @@ static struct candidate heap_pop(struct encoder *e) {
 
 /* Offers the pair of a symbol and its next one, if they merge. */
 static void offer(struct encoder *e, int32_t at) {
-  const struct symbol *left = &e->symbols[at];
-  if (at < 0 || left->next < 0) {
+  if (at < 0 || e->symbols[at].next < 0) {
     return;
   }
+  const struct symbol *left = &e->symbols[at];
   int32_t right = e->symbols[left->next].id;
   uint32_t rank = quire_merge_find(e->tokenizer, left->id, right).rank;
   if (rank != QUIRE_TOKENIZER_RANK_NONE) {
@@ -246,6 +250,7 @@ static bool merge_long(struct encoder *e, const uint8_t *text, size_t bytes) {
 }
 
 static bool encode_piece(struct encoder *e, const uint8_t *text, size_t bytes) {
+  QUIRE_ASSERT(text != NULL && bytes > 0);
   const struct quire_tokenizer *tokenizer = e->tokenizer;
   if (tokenizer->ignore_merges) {
     int32_t id = quire_tokenizer_map_find(tokenizer, text, bytes);
@@ -266,6 +271,7 @@ static bool encode_piece(struct encoder *e, const uint8_t *text, size_t bytes) {
 /* ---- cutting ---- */
 
 static bool split(struct encoder *e, int32_t level, const uint8_t *text, size_t bytes) {
+  QUIRE_ASSERT(level >= 0 && level <= e->tokenizer->split_count);
   const struct quire_tokenizer *tokenizer = e->tokenizer;
   if (level == tokenizer->split_count) {
     return encode_piece(e, text, bytes);
@@ -316,6 +322,7 @@ static bool encode_plain(struct encoder *e, const uint8_t *text, size_t bytes) {
  * sorted list that shares the bytes seen so far; it narrows with each byte. */
 static int32_t match_added(const struct quire_tokenizer *tokenizer, const struct quire_added_tokens *added,
                            const uint8_t *text, size_t bytes) {
+  QUIRE_ASSERT(text != NULL && bytes > 0);
   int32_t low = 0, high = added->count, best = QUIRE_TOKEN_NONE;
   for (size_t depth = 0; low < high; depth++) {
     const struct quire_token_text *first = &tokenizer->tokens[added->ids[low]];
@@ -346,6 +353,7 @@ static int32_t match_added(const struct quire_tokenizer *tokenizer, const struct
 }
 
 static bool cut_added(struct encoder *e, int pass, const uint8_t *text, size_t bytes) {
+  QUIRE_ASSERT(pass >= 0 && pass <= 2);
   if (pass == 2 || (e->flags & QUIRE_ENCODE_LITERAL)) {
     return encode_plain(e, text, bytes);
   }
@@ -445,6 +453,7 @@ struct sink {
 };
 
 static void sink_add(struct sink *sink, const void *bytes, size_t count) {
+  QUIRE_ASSERT(bytes != NULL || count == 0);
   if (sink->count < sink->capacity) {
     size_t room = sink->capacity - sink->count;
     memcpy(sink->out + sink->count, bytes, count < room ? count : room);

@@ -182,6 +182,7 @@ static enum quire_status load_byte_level(struct loader *l, const json_t *step) {
 }
 
 static enum quire_status load_pre_tokenizer(struct loader *l, const json_t *step, int depth) {
+  QUIRE_ASSERT(depth >= 0);
   struct quire_json_reader r = quire_json_reader(step, FILE_NAME ": pre_tokenizer", l->error);
   const char *type = quire_json_need_string(&r, "type");
   if (r.status) {
@@ -335,6 +336,7 @@ static enum quire_status load_vocab(struct loader *l, uint32_t *used_out) {
 }
 
 static void insert_merge(struct quire_tokenizer *t, struct quire_merge merge) {
+  QUIRE_ASSERT(t->merge_slots > 0 && (t->merge_slots & (t->merge_slots - 1)) == 0);
   uint32_t slot = quire_merge_slot(t, merge.pair);
   while (t->merges[slot].rank != QUIRE_TOKENIZER_RANK_NONE && t->merges[slot].pair != merge.pair) {
     slot = (slot + 1) & (t->merge_slots - 1);
@@ -448,6 +450,7 @@ static enum quire_status check_model(struct loader *l, const json_t *model) {
 /* ---- added tokens ---- */
 
 static int compare_tokens(const struct quire_tokenizer *t, int32_t a, int32_t b) {
+  QUIRE_ASSERT(a >= 0 && a < t->vocab && b >= 0 && b < t->vocab);
   const struct quire_token_text *x = &t->tokens[a], *y = &t->tokens[b];
   uint32_t common = x->bytes < y->bytes ? x->bytes : y->bytes;
   int order = memcmp(t->blob + x->offset, t->blob + y->offset, common);
@@ -543,6 +546,7 @@ static enum quire_status load_added(struct loader *l, const json_t *added, uint3
 /* ---- normalizer, decoder, post-processor ---- */
 
 static enum quire_status check_normalizer(struct loader *l, const json_t *normalizer, int depth) {
+  QUIRE_ASSERT(depth >= 0);
   const char *type = json_string_value(json_object_get(normalizer, "type"));
   const json_t *steps = json_object_get(normalizer, "normalizers");
   char text[QUIRE_TEXT_BYTES / 2];
@@ -560,6 +564,7 @@ static enum quire_status check_normalizer(struct loader *l, const json_t *normal
 /* Adds the ids of one special token of a template. */
 static enum quire_status add_template_token(struct loader *l, const json_t *tokens, const char *name, int32_t *ids,
                                             int32_t *count) {
+  QUIRE_ASSERT(ids != NULL && count != NULL);
   const struct quire_tokenizer *t = l->tokenizer;
   const json_t *list = json_object_get(json_object_get(tokens, name), "ids");
   if (json_array_size(list) == 0) {
@@ -604,6 +609,7 @@ static enum quire_status load_template(struct loader *l, const json_t *processor
 }
 
 static enum quire_status load_post_processor(struct loader *l, const json_t *processor, int depth) {
+  QUIRE_ASSERT(depth >= 0);
   struct quire_json_reader r = quire_json_reader(processor, FILE_NAME ": post_processor", l->error);
   const char *type = quire_json_need_string(&r, "type");
   if (r.status || strcmp(type, "ByteLevel") == 0) { /* ByteLevel only moves offsets, which we do not report */
@@ -723,6 +729,7 @@ static enum quire_status load(struct loader *l, const json_t *root, const json_t
 
 static enum quire_status build(const struct quire_env *env, const json_t *root, const json_t *config,
                                struct quire_tokenizer **tokenizer_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(tokenizer_out != NULL);
   struct quire_tokenizer *t = quire_env_zalloc(env, 1, sizeof *t);
   struct loader loader = {.tokenizer = t, .error = error_out};
   if (!t) {

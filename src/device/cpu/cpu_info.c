@@ -116,6 +116,7 @@ static int32_t count_nodes(void) {
 }
 
 static void describe_memory(struct quire_device_info *info) {
+  QUIRE_ASSERT(info != NULL);
   char text[FILE_BYTES];
   if (read_text("/proc/meminfo", text)) {
     info->memory_bytes = meminfo_bytes(text, "MemTotal:");
@@ -137,6 +138,7 @@ static void describe_memory(struct quire_device_info *info) {
 }
 
 static void describe_name(struct quire_device_info *info) {
+  QUIRE_ASSERT(info != NULL);
   char text[FILE_BYTES];
   const char *key = "model name";
   const char *line = read_text("/proc/cpuinfo", text) ? strstr(text, key) : NULL;
@@ -154,6 +156,7 @@ static void describe_name(struct quire_device_info *info) {
 }
 
 static void add_word(struct quire_device_info *info, bool has, const char *word) {
+  QUIRE_ASSERT(word != NULL);
   size_t used = strlen(info->isa);
   if (has && used + strlen(word) + 2 <= sizeof info->isa) {
     (void)snprintf(info->isa + used, sizeof info->isa - used, "%s%s", used == 0 ? "" : " ", word);

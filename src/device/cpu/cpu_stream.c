@@ -133,6 +133,7 @@ static void item_poison(const struct item *item) {
 }
 
 static void item_run(struct item *item, struct quire_team *team) {
+  QUIRE_ASSERT(item != NULL);
   const struct item_copy *copy = &item->u.copy;
   switch (item->kind) {
   case ITEM_LAUNCH:
@@ -376,6 +377,7 @@ static enum quire_status cpu_check(struct quire_stream *front, struct quire_erro
 static void cpu_fail(struct quire_stream *front, int error) { QUIRE_ASSERT(front == NULL && error == 0); }
 
 static void cpu_launch(struct quire_stream *front, quire_stream_fn fn, const void *args, size_t args_bytes) {
+  QUIRE_ASSERT(fn != NULL && (args != NULL || args_bytes == 0));
   struct cpu_stream *stream = cpu_of(front);
   if (stream->mode == QUIRE_STREAM_INLINE) {
     struct item_launch launch;
