@@ -318,7 +318,12 @@ static void on_abort(struct quire_server *server, struct quire_http_exchange *ex
   (void)head;
   struct quire_http_slice body = quire_http_body(exchange);
   struct quire_api_fault fault = {0};
-  json_t *root = quire_api_parse_object(body.data, body.bytes, &fault);
+  json_t *root = NULL;
+  if (body.bytes > SERVER_INLINE_BYTES) { /* it is read here, on the loop's thread */
+    quire_api_fail(&fault, 413, "body_too_large", NULL, "the body has more than %d bytes", SERVER_INLINE_BYTES);
+  } else {
+    root = quire_api_parse_object(body.data, body.bytes, &fault);
+  }
   if (root == NULL) {
     quire_server_answer_fault(server, exchange, &fault);
     return;

@@ -846,6 +846,11 @@ static void keys(void **state) {
   served_close(&other);
 }
 
+  char large[8192]; /* read on the loop's thread, so small ones only */
+  snprintf(large, sizeof large, "{\"abort_all\":true,\"x\":\"%06000d\"}", 0);
+  client_ask(other.port, "POST", "/abort_request", large, &reply);
+  assert_int_equal(reply.status, 413);
+  reply_free(&reply);
 int main(int argc, char **argv) {
   cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
   const struct CMUnitTest tests[] = {
