@@ -116,6 +116,14 @@ static void write_generate_logprob(struct choice *choice, struct quire_top drawn
   write_triples(&choice->lp_tops, others);
 }
 
+/* "token": logprob, a member of an object. */
+static void write_pair(struct quire_strbuf *out, const struct call *call, struct quire_top top, bool behind) {
+  quire_strbuf_add(out, ",", behind ? 1 : 0);
+  write_token_text(out, call, top.token);
+  quire_strbuf_add_char(out, ':');
+  quire_json_write_number(out, top.logprob);
+}
+
 /* known: the first token of a prompt has no log-probability. */
 static void write_completion_logprob(struct choice *choice, struct quire_top drawn, struct alternatives others,
                                      bool known) {
@@ -134,12 +142,15 @@ static void write_completion_logprob(struct choice *choice, struct quire_top dra
     quire_strbuf_add_text(&choice->lp_tops, "null");
     return;
   }
+  /* with the token itself, also where it is none of the likeliest */
   quire_strbuf_add_char(&choice->lp_tops, '{');
+  bool there = false;
   for (int32_t i = 0; i < others.count; i++) {
-    quire_strbuf_add(&choice->lp_tops, ",", i > 0 ? 1 : 0);
-    write_token_text(&choice->lp_tops, choice->call, others.top[i].token);
-    quire_strbuf_add_char(&choice->lp_tops, ':');
-    quire_json_write_number(&choice->lp_tops, others.top[i].logprob);
+    write_pair(&choice->lp_tops, choice->call, others.top[i], i > 0);
+    there = there || others.top[i].token == drawn.token;
+  }
+  if (!there) {
+    write_pair(&choice->lp_tops, choice->call, drawn, others.count > 0);
   }
   quire_strbuf_add_char(&choice->lp_tops, '}');
 }

@@ -457,6 +457,12 @@ static int events_of(const struct reply *reply, json_t **events_out, int max) {
   }
 }
 
+  for (size_t i = 1; i < (size_t)prompt + 3; i++) { /* the token itself is among them */
+    const json_t *tops = json_array_get(json_at(text, "choices.0.logprobs.top_logprobs"), i);
+    const json_t *token = json_array_get(json_at(text, "choices.0.logprobs.tokens"), i);
+    assert_non_null(json_object_get(tops, json_string_value(token)));
+    assert_true(json_object_size(tops) <= 2);
+  }
 static int stream(const char *path, const char *body, json_t **events_out, int max) {
   struct reply reply;
   client_ask(served.port, "POST", path, body, &reply);
