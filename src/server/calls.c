@@ -41,6 +41,10 @@ static void choice_close(struct choice *choice) {
   if (!choice->open) {
     return;
   }
+  if (choice->finish == FINISH_NONE) { /* its client has left, or hears of another's fault */
+    choice->finish = call->fault.status != 0 ? FINISH_ERROR : FINISH_ABORT;
+    numbers_of(call)->finished[choice->finish - 1]++;
+  }
   choice->open = false;
   choice->blocked = false;
   call->open--;

@@ -174,6 +174,10 @@ static void check_metrics(const struct metric *metrics, const char *prefix,
       fail_msg("%s%s went from %g to %g", prefix, metrics[i].name, first, second);
     }
   }
+  /* every sequence that had a ticket ended in one way: two whole, four whose clients left */
+  assert_non_null(strstr(after.body, "\nquire_requests_total{end=\"length\"} 2\n"));
+  assert_non_null(strstr(after.body, "\nquire_requests_total{end=\"abort\"} 4\n"));
+  assert_non_null(strstr(after.body, "\nquire_requests_total{end=\"error\"} 0\n"));
   reply_free(&before);
   reply_free(&after);
   served_close(&other);
