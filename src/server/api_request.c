@@ -206,13 +206,26 @@ static void refuse_unsupported(struct reading *r) {
   static const char *const middle[] = {"suffix", NULL}, *const adapters[] = {"lora_path", NULL};
   static const char *const handoff[] = {"bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params",
                                         NULL};
-  static const char *const extra[] = {"return_hidden_states", "use_beam_search", "logprob_token_ids",
-                                      "token_ids_logprob",    "functions",       NULL};
+  static const char *const prompts[] = {"truncate_prompt_tokens", "chat_template", "documents", NULL};
+  static const char *const draws[] = {
+      "allowed_token_ids", "bad_words", "logits_processors", "custom_logit_processor", "stop_regex",
+      "session_params",    NULL};
+  static const char *const extra[] = {"return_hidden_states",
+                                      "use_beam_search",
+                                      "logprob_token_ids",
+                                      "token_ids_logprob",
+                                      "functions",
+                                      "prompt_logprobs",
+                                      "return_token_ids",
+                                      "return_tokens_as_token_ids",
+                                      NULL};
   refuse_fields(r, grammar, "answers bound by a grammar are not supported");
   refuse_fields(r, inputs, "only text and tokens are taken as input");
   refuse_fields(r, middle, "text is continued, not filled in before a suffix");
   refuse_fields(r, adapters, "adapters are not supported; the model is served as it is");
   refuse_fields(r, handoff, "this server takes no part in a hand-off");
+  refuse_fields(r, prompts, "a prompt is what is sent, in the model's own template");
+  refuse_fields(r, draws, "tokens are not drawn, or answers ended, in this way");
   refuse_fields(r, extra, "is not supported");
   const json_t *format = read_object(r, "response_format");
   const char *type = format != NULL ? json_string_value(json_object_get(format, "type")) : NULL;
@@ -228,6 +241,17 @@ static void refuse_unsupported(struct reading *r) {
     wrong(r, "unsupported_value", "modalities", "modalities: only [\"text\"] is supported");
   }
   refuse_tools(r);
+}
+
+/* Pages are found only by requests of the same salt: vLLM's name for it, or SGLang's. */
+static void read_salt(struct reading *r) {
+  const char *salt = read_string(r, "cache_salt"), *key = read_string(r, "extra_key");
+  const char *name = salt != NULL ? "cache_salt" : "extra_key";
+  salt = salt != NULL ? salt : key;
+  if (salt != NULL && strlen(salt) > QUIRE_CHAIN_SALT_MAX) {
+    wrong(r, "invalid_value", name, "%s has more than %d bytes", name, QUIRE_CHAIN_SALT_MAX);
+  }
+  r->request->salt = salt;
 }
 
 /* [{"103": -5}] as OpenAI has it: an object of ids to numbers. */
@@ -580,6 +604,16 @@ static void read_thinking(struct reading *r) {
   }
   read_bool(r, "separate_reasoning", &request->split_reasoning);
   read_bool(r, "continue_final_message", &request->continue_final);
+  bool opens = true, echo = false;
+  read_bool(r, "add_generation_prompt", &opens);
+  if (!opens && !request->continue_final) {
+    wrong(r, "unsupported_value", "add_generation_prompt",
+          "add_generation_prompt: false is supported with \"continue_final_message\": true alone");
+  }
+  read_bool(r, "echo", &echo);
+  if (echo) {
+    wrong(r, "unsupported_value", "echo", "echo: a conversation is not repeated; use /v1/completions");
+  }
 }
 
 static void read_chat(struct reading *r) {
@@ -609,6 +643,7 @@ static void read_completion(struct reading *r) {
   read_stream(r);
   read_best_of(r);
   read_bool(r, "echo", &request->echo);
+  read_bool(r, "add_special_tokens", &request->add_special);
   request->max_tokens = 16;
   read_int32(r, "max_tokens", request->echo ? 0 : 1, INT32_MAX, &request->max_tokens);
   read_int32(r, "min_tokens", 0, INT32_MAX, &request->min_tokens);
@@ -662,6 +697,7 @@ static void read_common(struct reading *r) {
     wrong(r, "invalid_value", "rid", "rid has more than %d bytes", QUIRE_API_ID_BYTES_MAX);
   }
   read_int32(r, "priority", INT32_MIN, INT32_MAX, &request->priority);
+  read_salt(r);
   refuse_unsupported(r);
   if (request->kind != QUIRE_API_GENERATE) {
     read_sampling(r);
@@ -706,6 +742,7 @@ bool quire_api_request_parse(const struct quire_env *env, const struct quire_api
   request_out->n = 1;
   request_out->max_tokens = -1;
   request_out->skip_special = true;
+  request_out->add_special = true;
   request_out->split_reasoning = true;
   request_out->sampling = rules->defaults;
   quire_strbuf_init(&request_out->joined, env);

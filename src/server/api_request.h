@@ -70,6 +70,7 @@ struct quire_api_request {
   json_t *root;
   const char *model; /* NULL: not said */
   const char *id;    /* rid; NULL: not said */
+  const char *salt;  /* of the pages it may find and leave; NULL: none */
 
   struct quire_chat_message *messages; /* chat */
   int32_t message_count;
@@ -93,7 +94,8 @@ struct quire_api_request {
   int32_t stop_ids[QUIRE_ENGINE_STOPS_MAX];
   int32_t stop_id_count;
   bool ignore_eos, keep_stop, skip_special;
-  bool logprobs; /* of drawn tokens; of the prompt's in sampling.prompt_logprobs */
+  bool add_special; /* to prompts that are text, as the tokenizer says */
+  bool logprobs;    /* of drawn tokens; of the prompt's in sampling.prompt_logprobs */
   bool echo, stream, include_usage, usage_always;
   int32_t priority;
 };

@@ -234,6 +234,8 @@ static enum quire_status submit_choice(struct choice *choice, uint64_t deadline_
       .stops = call->stops,
       .stop_count = call->stop_count,
       .priority = call->request.priority,
+      .salt = call->request.salt,
+      .salt_bytes = call->request.salt != NULL ? (int32_t)strlen(call->request.salt) : 0,
       .deadline_ns = deadline_ns,
       .tag = (uint64_t)choice->index,
   };

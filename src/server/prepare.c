@@ -139,7 +139,8 @@ static bool prepare(struct call *call) {
   }
   for (int32_t i = 0; i < request->prompt_count; i++) {
     if (request->prompts[i].text != NULL &&
-        !encode_text(model, call->server->env, QUIRE_ENCODE_ADD_SPECIAL, &request->prompts[i], &call->fault)) {
+        !encode_text(model, call->server->env, request->add_special ? QUIRE_ENCODE_ADD_SPECIAL : 0,
+                     &request->prompts[i], &call->fault)) {
       return false;
     }
   }

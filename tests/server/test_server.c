@@ -143,6 +143,18 @@ static const struct bad bads[] = {
     {CHAT, "{\"messages\":{}}", 400, "invalid_value", "messages"},
     {CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", 400, "unsupported_value", "messages[0]"},
     {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "invalid_type", "messages[0]"},
+    {CHAT, "{" MESSAGES ",\"echo\":true}", 400, "unsupported_value", "echo"},
+    {CHAT, "{" MESSAGES ",\"add_generation_prompt\":false}", 400, "unsupported_value", "add_generation_prompt"},
+    {CHAT, "{" MESSAGES ",\"chat_template\":\"{{ x }}\"}", 400, "unsupported_value", "chat_template"},
+    {CHAT, "{" MESSAGES ",\"documents\":[{}]}", 400, "unsupported_value", "documents"},
+    {CHAT, "{" MESSAGES ",\"cache_salt\":1}", 400, "invalid_type", "cache_salt"},
+    {TEXT, "{\"prompt\":\"a\",\"prompt_logprobs\":0}", 400, "unsupported_value", "prompt_logprobs"},
+    {TEXT, "{\"prompt\":\"a\",\"allowed_token_ids\":[1]}", 400, "unsupported_value", "allowed_token_ids"},
+    {TEXT, "{\"prompt\":\"a\",\"bad_words\":[\"x\"]}", 400, "unsupported_value", "bad_words"},
+    {TEXT, "{\"prompt\":\"a\",\"truncate_prompt_tokens\":5}", 400, "unsupported_value", "truncate_prompt_tokens"},
+    {TEXT, "{\"prompt\":\"a\",\"add_special_tokens\":1}", 400, "invalid_type", "add_special_tokens"},
+    {"/generate", "{\"text\":\"x\",\"sampling_params\":{\"stop_regex\":\"a+\"}}", 400, "unsupported_value",
+     "sampling_params.stop_regex"},
     {"/abort_request", "{\"rid\":", 400, "invalid_json", NULL},
     {"/detokenize", "[1]", 400, "invalid_json", NULL},
     {CHAT, "{}", 400, "missing_required_parameter", "messages"},
@@ -328,6 +340,38 @@ static void completion_cached(void **state) {
   json_decref(ask("/flush_cache", "{}", 200));
 }
 
+/* What was computed under one salt is found under no other, whichever name the salt has. */
+static void salted(void **state) {
+  (void)state;
+  static const struct {
+    const char *salt;
+    int64_t cached;
+  } turns[] = {
+      {"\"cache_salt\":\"a\"", 0}, {"\"cache_salt\":\"b\"", 0},  {"\"cache_salt\":null", 0},
+      {"\"extra_key\":\"a\"", 64}, {"\"cache_salt\":\"b\"", 64}, {"\"extra_key\":\"c\"", 0},
+      {"\"cache_salt\":null", 64},
+  };
+  for (size_t i = 0; i < sizeof turns / sizeof turns[0]; i++) {
+    char body[1024];
+    int bytes = sprintf(body, "{\"max_tokens\":1,%s,\"prompt\":[", turns[i].salt);
+    for (int k = 0; k < 100; k++) {
+      bytes += sprintf(body + bytes, "%s%d", k > 0 ? "," : "", 200 + k * 11 % 3000);
+    }
+    sprintf(body + bytes, "]}");
+    json_t *root = ask(TEXT, body, 200);
+    assert_int_equal(json_int_at(root, "usage.prompt_tokens_details.cached_tokens"), turns[i].cached);
+    json_decref(root);
+  }
+  char *body = malloc(1 << 17);
+  assert_non_null(body);
+  memset(body, 'x', 1 << 17);
+  int head = sprintf(body, "{\"prompt\":\"a\",\"cache_salt\":\"");
+  body[head] = 'x';
+  memcpy(body + (1 << 17) - 3, "\"}", 3);
+  json_decref(ask(TEXT, body, 400));
+  free(body);
+}
+
 /* Choice i of n is the answer to seed + i alone; prompts of a list come in their order. */
 static void many_choices(void **state) {
   (void)state;
@@ -413,6 +457,12 @@ static void logprobs(void **state) {
   assert_true(json_is_null(json_at(text, "choices.0.logprobs.token_logprobs.0")));
   assert_int_equal(json_int_at(text, "choices.0.logprobs.text_offset.0"), 0);
   assert_memory_equal(json_text_at(text, "choices.0.text"), "Once upon a time", 16);
+  for (size_t i = 1; i < (size_t)prompt + 3; i++) { /* the token itself is among them */
+    const json_t *tops = json_array_get(json_at(text, "choices.0.logprobs.top_logprobs"), i);
+    const json_t *token = json_array_get(json_at(text, "choices.0.logprobs.tokens"), i);
+    assert_non_null(json_object_get(tops, json_string_value(token)));
+    assert_true(json_object_size(tops) <= 2);
+  }
   json_decref(text);
   json_t *generate =
       ask("/generate",
@@ -457,12 +507,6 @@ static int events_of(const struct reply *reply, json_t **events_out, int max) {
   }
 }
 
-  for (size_t i = 1; i < (size_t)prompt + 3; i++) { /* the token itself is among them */
-    const json_t *tops = json_array_get(json_at(text, "choices.0.logprobs.top_logprobs"), i);
-    const json_t *token = json_array_get(json_at(text, "choices.0.logprobs.tokens"), i);
-    assert_non_null(json_object_get(tops, json_string_value(token)));
-    assert_true(json_object_size(tops) <= 2);
-  }
 static int stream(const char *path, const char *body, json_t **events_out, int max) {
   struct reply reply;
   client_ask(served.port, "POST", path, body, &reply);
@@ -802,6 +846,11 @@ static void abort_request(void **state) {
   assert_int_equal(reply.status, 200);
   assert_non_null(strstr(reply.body, "\"finish_reason\":{\"type\":\"abort\""));
   reply_free(&reply);
+  char large[8192]; /* read on the loop's thread, so small ones only */
+  snprintf(large, sizeof large, "{\"abort_all\":true,\"x\":\"%06000d\"}", 0);
+  client_ask(other.port, "POST", "/abort_request", large, &reply);
+  assert_int_equal(reply.status, 413);
+  reply_free(&reply);
   client_ask(other.port, "POST", "/abort_request", "{\"abort_all\":true}", &reply);
   reply_free(&reply);
   client_receive(two, &reply);
@@ -852,11 +901,6 @@ static void keys(void **state) {
   served_close(&other);
 }
 
-  char large[8192]; /* read on the loop's thread, so small ones only */
-  snprintf(large, sizeof large, "{\"abort_all\":true,\"x\":\"%06000d\"}", 0);
-  client_ask(other.port, "POST", "/abort_request", large, &reply);
-  assert_int_equal(reply.status, 413);
-  reply_free(&reply);
 int main(int argc, char **argv) {
   cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
   const struct CMUnitTest tests[] = {
@@ -866,6 +910,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(long_prompts),
       cmocka_unit_test(completion),
       cmocka_unit_test(completion_cached),
+      cmocka_unit_test(salted),
       cmocka_unit_test(many_choices),
       cmocka_unit_test(stops),
       cmocka_unit_test(logprobs),
