@@ -9,14 +9,24 @@
 
 struct list_items {
   const struct quire_copy *list;
-  int32_t batches_per_item;
+  struct quire_scatter_split split;
 
-  typedef struct quire_copy entry;
+  struct entry {
+    struct quire_copy item;
+    int32_t piece;
+  };
 
-  __device__ entry fetch(int32_t u) const { return list[u / batches_per_item]; }
-  __device__ void resolve(int32_t u, entry item, struct quire_copy *item_out, uint32_t *from_out) const {
-    *item_out = item;
-    *from_out = (uint32_t)(u % batches_per_item) * QUIRE_SCATTER_BYTES;
+  __device__ entry fetch(int32_t u) const {
+    int32_t i = u / split.pieces;
+    return {list[i], u - i * split.pieces};
+  }
+  __device__ struct quire_copy resolve(const entry &e) const {
+    uint64_t from = (uint64_t)e.piece * split.piece_bytes;
+    if (from >= e.item.bytes) {
+      return {NULL, NULL, 0};
+    }
+    return {(uint8_t *)e.item.target + from, (const uint8_t *)e.item.source + from,
+            e.item.bytes - from < split.piece_bytes ? e.item.bytes - from : split.piece_bytes};
   }
   __device__ void item(int32_t i, struct quire_copy *item_out) const { *item_out = list[i]; }
 };
@@ -29,11 +39,11 @@ static __global__ void delay_kernel(uint32_t ns) {
 
 cudaError_t quire_cuda_copy_list(const struct quire_copy *list, int32_t count, uint32_t bytes_max, int32_t width,
                                  cudaStream_t stream) {
-  struct list_items items = {list, quire_scatter_batches(bytes_max)};
+  struct list_items items = {list, quire_scatter_split(bytes_max)};
   if (quire_scatter_is_small(bytes_max)) {
     return quire_scatter_small_launch(items, count, bytes_max, width > 0 ? width : WIDTH_DEFAULT_SMALL, stream);
   }
-  return quire_scatter_large_launch(items, count * items.batches_per_item, width > 0 ? width : WIDTH_DEFAULT, stream);
+  return quire_scatter_large_launch(items, count * items.split.pieces, width > 0 ? width : WIDTH_DEFAULT, NULL, stream);
 }
 
 cudaError_t quire_cuda_delay(uint32_t ns, cudaStream_t stream) {

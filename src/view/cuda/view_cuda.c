@@ -10,13 +10,13 @@
 #include "view/cuda/view_cuda_private.h"
 #include "view/view_internal.h"
 
-#define GATHER_BATCH_BYTES 4096
 #define GATHER_WIDTH 16 /* multiprocessors: the least that fill a link */
 
 /* How much of each table a step uses. */
 struct counts {
   int32_t rows[2];
   int32_t entries, pages, gathers;
+  bool ragged; /* is any page to be gathered not valid to its end? */
   int32_t places[2];
   int32_t appends[2];
   int32_t commits;
@@ -47,6 +47,7 @@ struct quire_view_cuda {
   struct quire_kv_source *sources; /* [2][entries_max], device */
   const uint8_t **pointers;        /* [2][pointers_max], device */
   int32_t *flags;                  /* [2][rows_max], device */
+  uint32_t *claims;                /* [layers], behind the flags: of the gather of a layer */
   int32_t *flags_host;             /* [2][rows_max], pinned */
   struct quire_event sent;         /* the slab may be written again */
 };
@@ -89,6 +90,11 @@ static size_t tables_bytes_max(const struct quire_view *view) {
   return carve.used;
 }
 
+/* Words that a step begins with as zeros: flags and claims. */
+static int64_t zeroed(const struct quire_view *view) {
+  return 2 * (int64_t)view->config.rows_max + view->config.parts->target_layers + view->config.parts->draft_layers;
+}
+
 /* What stays on the device beside the tables. */
 static size_t lay_device(struct quire_view *view, uint8_t *base) {
   const struct quire_view_config *c = &view->config;
@@ -97,7 +103,8 @@ static size_t lay_device(struct quire_view *view, uint8_t *base) {
   cuda->device_tables = quire_carve(&carve, 1, tables_bytes_max(view));
   cuda->sources = quire_carve(&carve, 2 * (int64_t)c->limits.entries_max, sizeof *cuda->sources);
   cuda->pointers = quire_carve(&carve, 2 * (int64_t)view->pointers_max, sizeof *cuda->pointers);
-  cuda->flags = quire_carve(&carve, 2 * (int64_t)c->rows_max, sizeof *cuda->flags);
+  cuda->flags = quire_carve(&carve, zeroed(view), sizeof *cuda->flags);
+  cuda->claims = (uint32_t *)cuda->flags + 2 * (int64_t)c->rows_max;
   return carve.used;
 }
 
@@ -180,7 +187,7 @@ static bool is_own(const struct quire_view *view, quire_page page) {
 }
 
 /* Own pages are read in place: only what others store is gathered. */
-static int32_t fill_entries(struct quire_view *view, struct tables *tables) {
+static void fill_entries(struct quire_view *view, struct tables *tables, struct counts *counts) {
   const struct quire_view_config *c = &view->config;
   int32_t page = 0, gather = 0;
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
@@ -202,11 +209,14 @@ static int32_t fill_entries(struct quire_view *view, struct tables *tables) {
       int32_t to = view->gather_page[e] >= 0 && !is_own(view, table[p]) ? gather++ : -1;
       tables->page[page++] = (struct quire_view_cuda_page){table[p].v, to};
       if (to >= 0) {
-        tables->gather[to] = (struct quire_view_cuda_gather_page){table[p].v, quire_view_valid_rows(view, entry, p)};
+        int32_t local = quire_page_local(&c->geometry, table[p]).v, rows = quire_view_valid_rows(view, entry, p);
+        int32_t owner = quire_view_reads_from(view, table[p]);
+        tables->gather[to] = (struct quire_view_cuda_gather_page){local, (int16_t)owner, (int16_t)rows};
+        counts->ragged |= rows < c->geometry.page_tokens;
       }
     }
   }
-  return gather;
+  counts->gathers = gather;
 }
 
 /* Fresh rows by position: the n-th of a rank's that it produces is the n-th of its block. Marks own pages. */
@@ -293,7 +303,7 @@ static void cuda_begin(struct quire_view *view) {
   lay_tables(&device, &cuda->counts, parts, &cuda->device);
   fill_rows(&view->target, &cuda->host.rows[0]);
   fill_rows(&view->draft, &cuda->host.rows[1]);
-  cuda->counts.gathers = fill_entries(view, &cuda->host);
+  fill_entries(view, &cuda->host, &cuda->counts);
   cuda->counts.commits = fill_commits(view, cuda->host.commit);
   fill_places(view, false, cuda->host.place[0]);
   if (cuda->counts.places[1] > 0) {
@@ -306,7 +316,7 @@ static void cuda_begin(struct quire_view *view) {
   set_device_batch(&view->draft, &cuda->device.rows[1]);
   quire_stream_copy(view->stream, cuda->device_tables, cuda->host_tables, host.used);
   cuda->sent = quire_stream_record(view->stream);
-  quire_stream_fill(view->stream, cuda->flags, 0, 2 * (size_t)view->config.rows_max * sizeof(int32_t));
+  quire_stream_fill(view->stream, cuda->flags, 0, (size_t)zeroed(view) * sizeof(int32_t));
   struct quire_view_cuda_commits commits = {cuda->device.commit, cuda->device.part, cuda->counts.commits, parts};
   launched(view->stream, quire_view_cuda_commits(&commits, quire_stream_native(view->stream)));
 }
@@ -352,26 +362,46 @@ static const struct quire_kv_source *cuda_sources(struct quire_view *view, int32
   return args.sources_out;
 }
 
+/* Fills in what a gather needs of one part. Are all addresses and sizes multiples of 16? */
+static bool gather_part(const struct quire_view *view, int32_t flat, int32_t part,
+                        struct quire_view_cuda_gather *args) {
+  const struct quire_part *p = &view->config.parts->part[part];
+  int array = p->kind == QUIRE_PART_LATENT ? ARRAY_LATENT : ARRAY_KEY;
+  struct quire_view_cuda_pages pages = pages_of(view, part);
+  args->target[p->kind] = quire_view_gather_page(view, flat, p->kind, 0);
+  args->page_bytes[p->kind] = (uint32_t)p->page_bytes;
+  uint64_t bits = (uint64_t)(uintptr_t)args->target[p->kind] | (uint64_t)p->page_bytes;
+  for (int32_t r = 0; r < view->config.geometry.ranks; r++) {
+    args->origin[p->kind][r] = (struct quire_view_cuda_origin){pages.base[r], pages.stride[r]};
+    bits |= (uint64_t)(uintptr_t)pages.base[r] | (uint64_t)pages.stride[r];
+  }
+  for (int32_t i = 0; i < p->pieces; i++) {
+    args->row_bytes[array + i] = p->piece[i].row_bytes;
+    QUIRE_ASSERT(p->piece[i].offset + args->page_tokens * p->piece[i].row_bytes ==
+                 (i + 1 < p->pieces ? p->piece[i + 1].offset : p->page_bytes));
+  }
+  if (array + p->pieces > ARRAY_SCALE) {
+    args->scale_offset = p->piece[1].offset;
+  }
+  return (bits & 15) == 0;
+}
+
 static void cuda_gather(struct quire_view *view, int32_t flat) {
   const struct quire_parts *parts = view->config.parts;
   struct quire_view_cuda_gather args = {
-      .list = view->cuda->device.gather, .count = view->cuda->counts.gathers, .width = GATHER_WIDTH};
+      .list = view->cuda->device.gather,
+      .page_tokens = parts->page_tokens,
+      .count = view->cuda->counts.gathers,
+      .width = GATHER_WIDTH,
+      .ragged = view->cuda->counts.ragged,
+      .claims = view->cuda->counts.ragged ? NULL : view->cuda->claims + flat,
+  };
   int32_t layer;
   enum quire_part_model model = quire_view_flat_model(view, flat, &layer);
   for (int kind = QUIRE_PART_LATENT; kind <= QUIRE_PART_INDEX_KEY; kind++) {
     int32_t part = quire_parts_find(parts, model, (enum quire_part_kind)kind, layer);
-    if (part == QUIRE_PART_NONE) {
-      continue;
-    }
-    const struct quire_part *p = &parts->part[part];
-    args.pages[kind] = pages_of(view, part);
-    args.target[kind] = quire_view_gather_page(view, flat, (enum quire_part_kind)kind, 0);
-    args.target_bytes[kind] = p->page_bytes;
-    for (int32_t i = 0; i < p->pieces; i++) {
-      int array = (kind == QUIRE_PART_LATENT ? ARRAY_LATENT : ARRAY_KEY) + i;
-      args.row_bytes[array] = p->piece[i].row_bytes;
-      args.offset[array] = p->piece[i].offset;
-      args.batches[array] = (parts->page_tokens * p->piece[i].row_bytes + GATHER_BATCH_BYTES - 1) / GATHER_BATCH_BYTES;
+    if (part != QUIRE_PART_NONE && !gather_part(view, flat, part, &args)) {
+      args.claims = NULL;
     }
   }
   launched(view->copy_stream, quire_view_cuda_gather(&args, quire_stream_native(view->copy_stream)));

@@ -38,8 +38,9 @@ struct quire_view_cuda_page {
 
 /* One page to be gathered. */
 struct quire_view_cuda_gather_page {
-  int32_t page;
-  int32_t rows; /* that are valid */
+  int32_t local; /* page of its owner */
+  int16_t owner;
+  int16_t rows; /* that are valid */
 };
 
 /* Where a fresh row comes from and goes to. */
@@ -103,17 +104,26 @@ struct quire_view_cuda_sources {
   int32_t entries, pointers;
 };
 
-/* Gathers the pages of a list: for each, the rows of up to three arrays. */
+/* Where a rank keeps the pages of one part. */
+struct quire_view_cuda_origin {
+  const uint8_t *base;
+  int64_t stride;
+};
+
+/* Gathers the pages of a list: for each, the rows of up to three arrays. What every piece needs comes first and lies close
+ * together: a kernel's arguments are cold when it begins. */
 struct quire_view_cuda_gather {
-  struct quire_view_cuda_pages pages[2]; /* latent, index key */
   const struct quire_view_cuda_gather_page *list;
-  uint8_t *target[2]; /* scratch of a kind, pages of target_bytes */
-  int64_t target_bytes[2];
-  int32_t row_bytes[QUIRE_VIEW_CUDA_ARRAYS]; /* 0: no such array in this layer */
-  int32_t offset[QUIRE_VIEW_CUDA_ARRAYS];    /* of the array in a page */
-  int32_t batches[QUIRE_VIEW_CUDA_ARRAYS];   /* of 4 KiB, that a whole page's array takes */
+  uint8_t *target[2];                        /* scratch of a kind: pages as the owners' */
+  uint32_t page_bytes[2];                    /* of a kind, its arrays one behind the other; 0: not in this layer */
+  int32_t row_bytes[QUIRE_VIEW_CUDA_ARRAYS]; /* 0: no such array */
+  int32_t scale_offset;                      /* of the third array in a page; the others begin theirs */
+  int32_t page_tokens;
   int32_t count;
-  int32_t width; /* multiprocessors */
+  int32_t width;    /* multiprocessors */
+  uint32_t *claims; /* a zero of this gather alone, if no page is ragged and all multiples of 16; or NULL */
+  bool ragged;      /* is any page not valid to its end? */
+  struct quire_view_cuda_origin origin[2][QUIRE_PEERS_MAX]; /* latent, index key */
 };
 
 struct quire_view_cuda_put {

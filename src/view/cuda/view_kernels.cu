@@ -1,7 +1,7 @@
 /* What of a view runs on a GPU: finding rows, gathering pages, placing fresh rows, pulling commits.
  *
- * The gather is the loop of scattered_copy.cuh over (page, array, 4 KiB) of the owners' pages in place: it pulls, since a
- * puller knows when its scratch is free, and keeps to few multiprocessors, since it runs beside the layers. */
+ * The gather is the loop of scattered_copy.cuh over the owners' pages in place: it pulls, since a puller knows when its
+ * scratch is free, and keeps to few multiprocessors, since it runs beside the layers. */
 #include <cuda_runtime.h>
 
 #include "device/scattered_copy.cuh"
@@ -42,30 +42,38 @@ static __global__ void __launch_bounds__(THREADS) sources_kernel(const __grid_co
   }
 }
 
-struct gather_batches {
+/* A page that is valid to its end is two items, latents and index keys with their scales. One that is not has an item
+ * of valid rows an array; where there is one, all pages have the third, empty in a whole one. */
+struct gather_pieces {
+  int32_t each;                        /* pieces of a page */
+  struct quire_scatter_split split[2]; /* of a kind's whole page */
   struct quire_view_cuda_gather args;
-  int32_t each; /* batches of a page */
 
-  typedef struct quire_view_cuda_gather_page entry;
+  struct entry {
+    struct quire_view_cuda_gather_page page;
+    int32_t index, piece;
+  };
 
-  __device__ entry fetch(int32_t u) const { return args.list[u / each]; }
-  __device__ void resolve(int32_t u, entry page, struct quire_copy *item_out, uint32_t *from_out) const {
-    int32_t index = u / each, left = u - index * each, array = 0;
-    if (left >= args.batches[0]) {
-      left -= args.batches[0];
-      array = 1;
-      if (left >= args.batches[1]) {
-        left -= args.batches[1];
-        array = 2;
-      }
+  __device__ entry fetch(int32_t u) const {
+    int32_t index = u / each;
+    return {args.list[index], index, u - index * each};
+  }
+  __device__ struct quire_copy resolve(const entry &e) const {
+    int kind = e.piece < split[0].pieces ? 0 : 1;
+    int32_t piece = e.piece - (kind == 0 ? 0 : split[0].pieces);
+    bool scales = kind == 1 && piece == split[1].pieces, whole = e.page.rows == args.page_tokens;
+    uint32_t page_bytes = args.page_bytes[kind];
+    uint32_t row = (uint32_t)args.row_bytes[scales ? 2 : kind];
+    uint32_t bytes = !whole ? (uint32_t)e.page.rows * row : scales ? 0 : page_bytes;
+    uint32_t from = scales ? 0 : (uint32_t)piece * split[kind].piece_bytes;
+    if (from >= bytes) {
+      return {NULL, NULL, 0};
     }
-    int kind = array == 0 ? 0 : 1;
-    int64_t offset = array == 0 ? args.offset[0] : array == 1 ? args.offset[1] : args.offset[2];
-    int32_t row = array == 0 ? args.row_bytes[0] : array == 1 ? args.row_bytes[1] : args.row_bytes[2];
-    item_out->source = page_of(args.pages[kind], page.page) + offset;
-    item_out->target = args.target[kind] + (int64_t)index * args.target_bytes[kind] + offset;
-    item_out->bytes = (uint64_t)page.rows * (uint64_t)row;
-    *from_out = (uint32_t)left * QUIRE_SCATTER_BYTES;
+    const struct quire_view_cuda_origin &origin = args.origin[kind][e.page.owner];
+    int64_t at = (int64_t)from + (scales ? args.scale_offset : 0);
+    return {args.target[kind] + (int64_t)e.index * page_bytes + at,
+            origin.base + (int64_t)e.page.local * origin.stride + at,
+            bytes - from < split[kind].piece_bytes ? bytes - from : split[kind].piece_bytes};
   }
 };
 
@@ -132,11 +140,13 @@ int quire_view_cuda_sources(const struct quire_view_cuda_sources *args, void *st
 }
 
 int quire_view_cuda_gather(const struct quire_view_cuda_gather *args, void *stream) {
-  struct gather_batches pages = {*args, args->batches[0] + args->batches[1] + args->batches[2]};
+  struct gather_pieces pages = {
+      0, {quire_scatter_split(args->page_bytes[0]), quire_scatter_split(args->page_bytes[1])}, *args};
+  pages.each = pages.split[0].pieces + pages.split[1].pieces + (args->ragged && args->row_bytes[2] > 0 ? 1 : 0);
   if (args->count == 0) {
     return (int)cudaSuccess;
   }
-  return (int)quire_scatter_large_launch(pages, args->count * pages.each, args->width, (cudaStream_t)stream);
+  return (int)quire_scatter_large_launch(pages, args->count * pages.each, args->width, args->claims, (cudaStream_t)stream);
 }
 
 int quire_view_cuda_put(const struct quire_view_cuda_put *args, void *stream) {
