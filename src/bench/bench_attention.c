@@ -91,38 +91,26 @@ static void composition_work(void *context) {
   }
 }
 
-/* One block of memory for everything a model needs, cut into pieces. */
-struct block {
-  uint8_t *base;
-  size_t bytes, used;
-};
-
-static void *take(struct block *block, size_t bytes) {
-  void *piece = block->base != NULL ? block->base + block->used : NULL;
-  block->used += (bytes + 63) & ~(size_t)63;
-  return piece;
-}
-
-static void lay_out(struct block *block, struct attend_side *s, int32_t heads, int32_t topk) {
+static void lay_out(struct bench_block *block, struct attend_side *s, int32_t heads, int32_t topk) {
   size_t h = (size_t)heads, k = (size_t)topk;
-  s->attend.q_latent = take(block, ROWS * h * QUIRE_LATENT_DIM * 2);
-  s->attend.q_rope = take(block, ROWS * h * QUIRE_ROPE_DIM * 2);
-  s->attend.indices = take(block, ROWS * k * sizeof(int32_t));
-  s->attend.out = take(block, ROWS * h * QUIRE_LATENT_DIM * 2);
-  s->attend.lse = take(block, ROWS * h * sizeof(float));
-  s->attend.scratch = take(block, (size_t)quire_attend_scratch_bytes(heads, topk, BENCH_THREADS_MAX));
-  s->rows = take(block, k * QUIRE_KV_DIM * 2);
-  s->q = take(block, ROWS * h * QUIRE_KV_DIM * 2);
-  s->a = take(block, h * k * sizeof(float));
-  s->p = take(block, h * k * 2);
-  s->out = take(block, h * QUIRE_LATENT_DIM * sizeof(float));
-  s->result = take(block, h * QUIRE_LATENT_DIM * 2);
+  s->attend.q_latent = bench_block_take(block, ROWS * h * QUIRE_LATENT_DIM * 2);
+  s->attend.q_rope = bench_block_take(block, ROWS * h * QUIRE_ROPE_DIM * 2);
+  s->attend.indices = bench_block_take(block, ROWS * k * sizeof(int32_t));
+  s->attend.out = bench_block_take(block, ROWS * h * QUIRE_LATENT_DIM * 2);
+  s->attend.lse = bench_block_take(block, ROWS * h * sizeof(float));
+  s->attend.scratch = bench_block_take(block, (size_t)quire_attend_scratch_bytes(heads, topk, BENCH_THREADS_MAX));
+  s->rows = bench_block_take(block, k * QUIRE_KV_DIM * 2);
+  s->q = bench_block_take(block, ROWS * h * QUIRE_KV_DIM * 2);
+  s->a = bench_block_take(block, h * k * sizeof(float));
+  s->p = bench_block_take(block, h * k * 2);
+  s->out = bench_block_take(block, h * QUIRE_LATENT_DIM * sizeof(float));
+  s->result = bench_block_take(block, h * QUIRE_LATENT_DIM * 2);
 }
 
-static bool open_side(struct block *block, struct attend_side *s, const struct quire_model_config *m, int32_t context) {
+static bool open_side(struct bench_block *block, struct attend_side *s, const struct quire_model_config *m,
+                      int32_t context) {
   lay_out(block, s, m->heads, m->index_topk);
-  *block = (struct block){.base = bench_alloc(block->used), .bytes = block->used};
-  if (block->base == NULL) {
+  if (!bench_block_open(block)) {
     return false;
   }
   lay_out(block, s, m->heads, m->index_topk);
@@ -189,7 +177,7 @@ static enum quire_status measure_model(struct bench *bench, enum bench_model mod
                                        struct quire_error *error_out) {
   struct quire_model_config m;
   struct bench_cache cache = {0};
-  struct block block = {0};
+  struct bench_block block = {0};
   struct attend_side side = {.kernels = bench->kernels};
   enum quire_status status = QUIRE_OK;
   bench_model_config(model, &m);
@@ -221,7 +209,7 @@ static enum quire_status measure_model(struct bench *bench, enum bench_model mod
     side.stream = bench->stream[threads];
     status = measure(bench, &side, name, threads, error_out);
   }
-  bench_free(block.base, block.bytes);
+  bench_block_close(&block);
   bench_cache_close(&cache);
   return status;
 }

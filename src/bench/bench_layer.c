@@ -23,26 +23,14 @@
 #define VOCAB 1024
 #define READ_PIECE ((size_t)4 << 20)
 
-/* One block for all weights: measured twice, handed out once. */
-struct block {
-  uint8_t *base;
-  size_t bytes, used;
-};
-
-static uint8_t *take(struct block *block, size_t bytes) {
-  uint8_t *piece = block->base != NULL ? block->base + block->used : NULL;
-  block->used += (bytes + 511) & ~(size_t)511;
-  return piece;
-}
-
 struct layer {
   const char *name; /* of the model */
   struct quire_model_config model;
   struct quire_model_weights weights;
   struct quire_layer_weights layer;
   struct quire_expert experts[EXPERTS];
-  struct block block;  /* matrices */
-  struct block others; /* scales and vectors */
+  struct bench_block block;  /* matrices */
+  struct bench_block others; /* scales and vectors */
   struct quire_parts parts;
   struct quire_step_config step;
   struct quire_bank *bank;
@@ -59,11 +47,11 @@ struct layer {
 static struct quire_weight matrix(struct layer *l, int32_t n, int32_t k, enum quire_dtype dtype) {
   size_t element = dtype == QUIRE_DTYPE_FP8 ? 1 : dtype == QUIRE_DTYPE_BF16 ? 2 : 4;
   struct quire_weight w = {.dtype = dtype, .n = n, .k = k, .ld = k};
-  w.data = take(&l->block, (size_t)n * (size_t)k * element);
+  w.data = bench_block_take(&l->block, (size_t)n * (size_t)k * element);
   if (dtype == QUIRE_DTYPE_FP8) {
     w.scale_ld = (k + QUIRE_FP8_BLOCK - 1) / QUIRE_FP8_BLOCK;
     size_t scales = (size_t)((n + QUIRE_FP8_BLOCK - 1) / QUIRE_FP8_BLOCK) * (size_t)w.scale_ld;
-    float *scale = (float *)(void *)take(&l->others, scales * sizeof(float));
+    float *scale = bench_block_take(&l->others, scales * sizeof(float));
     for (size_t i = 0; scale != NULL && i < scales; i++) {
       scale[i] = 0x1p-6f;
     }
@@ -74,7 +62,7 @@ static struct quire_weight matrix(struct layer *l, int32_t n, int32_t k, enum qu
 }
 
 static const float *vector(struct layer *l, int32_t n, float value) {
-  float *v = (float *)(void *)take(&l->others, (size_t)n * sizeof(float));
+  float *v = bench_block_take(&l->others, (size_t)n * sizeof(float));
   for (int32_t i = 0; v != NULL && i < n; i++) {
     v[i] = value;
   }
@@ -125,7 +113,6 @@ static void lay_out(struct layer *l) {
   w->router_bias = vector(l, EXPERTS, 0);
   l->weights.final_norm = vector(l, m->hidden, 1);
   double layer_operations = l->operations;
-  l->block.used = (l->block.used + 511) & ~(size_t)511;
   size_t layer_bytes = l->block.used;
   l->weights.embed = matrix(l, VOCAB, m->hidden, QUIRE_DTYPE_BF16);
   l->weights.head = l->weights.embed;
@@ -153,9 +140,7 @@ static bool open_weights(struct layer *l, enum bench_model model, bool tiny) {
     m->expert_width = m->shared_width = 128;
   }
   lay_out(l);
-  l->block = (struct block){bench_alloc(l->block.used), l->block.used, 0};
-  l->others = (struct block){bench_alloc(l->others.used), l->others.used, 0};
-  if (l->block.base == NULL || l->others.base == NULL) {
+  if (!bench_block_open(&l->block) || !bench_block_open(&l->others)) {
     return false;
   }
   bench_fill_e4m3(l->block.base, l->block.bytes, 61);
@@ -353,8 +338,8 @@ static enum quire_status measure_family(struct bench *bench, enum bench_model mo
     }
     close_rank(&l);
   }
-  bench_free(l.block.base, l.block.bytes);
-  bench_free(l.others.base, l.others.bytes);
+  bench_block_close(&l.block);
+  bench_block_close(&l.others);
   return status;
 }
 

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include "base/assert.h"
 #include "base/rng.h"
 
 #define PIECE 512
@@ -148,6 +149,23 @@ void bench_free(void *memory, size_t bytes) {
   if (memory != NULL) {
     munmap(memory, bytes);
   }
+}
+
+void *bench_block_take(struct bench_block *block, size_t bytes) {
+  void *piece = block->base != NULL ? block->base + block->used : NULL;
+  block->used += (bytes + PIECE - 1) / PIECE * PIECE;
+  QUIRE_ASSERT(block->base == NULL || block->used <= block->bytes);
+  return piece;
+}
+
+bool bench_block_open(struct bench_block *block) {
+  *block = (struct bench_block){.base = bench_alloc(block->used), .bytes = block->used};
+  return block->base != NULL;
+}
+
+void bench_block_close(struct bench_block *block) {
+  bench_free(block->base, block->bytes);
+  *block = (struct bench_block){0};
 }
 
 void bench_fill_bf16(uint16_t *to, size_t count, uint64_t seed) {

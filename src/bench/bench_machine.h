@@ -65,6 +65,18 @@ void bench_copy_work(void *copy);
 /* Page-aligned and touched; NULL when there is no memory. Freed with bench_free. */
 void *bench_alloc(size_t bytes);
 void bench_free(void *memory, size_t bytes);
+
+/* One block of memory cut into pieces, each at a multiple of 512. Who lays out a model takes its pieces twice: first
+ * without memory (NULL comes back), which only adds them up, then out of the block that bench_block_open got for them. */
+struct bench_block {
+  uint8_t *base;
+  size_t bytes, used;
+};
+void *bench_block_take(struct bench_block *block, size_t bytes);
+/* False when there is no memory for what was added up. */
+bool bench_block_open(struct bench_block *block);
+void bench_block_close(struct bench_block *block);
+
 /* Random values of about unit size: bf16 in (-2, 2), e4m3 in (-2, 2), f32 in (-1, 1). */
 void bench_fill_bf16(uint16_t *to, size_t count, uint64_t seed);
 void bench_fill_e4m3(uint8_t *to, size_t count, uint64_t seed);

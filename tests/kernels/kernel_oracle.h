@@ -26,6 +26,15 @@
 
 #define TEST_THREADS_MAX 3
 
+/* DeepSeek-V3.2's rope, as its config.json has it. */
+static const struct quire_rope_config test_rope_v32 = {.theta = 10000.0f,
+                                                       .yarn = true,
+                                                       .factor = 40.0f,
+                                                       .original_positions = 4096,
+                                                       .beta_fast = 32.0f,
+                                                       .beta_slow = 1.0f,
+                                                       .attention_factor = 1.0f};
+
 /* --- random data --- */
 
 struct test_random {

@@ -127,16 +127,9 @@ static void digest_products(struct digest *d) {
 
 static void digest_rows(struct digest *d) {
   enum { M = 7, N = 192 };
-  const struct quire_rope_config config = {.theta = 10000.0f,
-                                           .yarn = true,
-                                           .factor = 40.0f,
-                                           .original_positions = 4096,
-                                           .beta_fast = 32.0f,
-                                           .beta_slow = 1.0f,
-                                           .attention_factor = 1.0f};
   float x[M * N], y[M * N], gain[N], table[50 * 64];
   int32_t positions[M];
-  quire_rope_table(&config, 50, table);
+  quire_rope_table(&test_rope_v32, 50, table);
   digest_add(d, table, sizeof table);
   test_fill(&d->rng, x, M * N, 2.0f);
   test_fill(&d->rng, gain, N, 1.0f);

@@ -180,14 +180,6 @@ static void test_softmax_scale(void **state) {
   assert_true(quire_softmax_scale(192, true, 1.0f, 1.0f) == quire_softmax_scale(192, false, 1.0f, 1.0f));
 }
 
-static const struct quire_rope_config yarn = {.theta = 10000.0f,
-                                              .yarn = true,
-                                              .factor = 40.0f,
-                                              .original_positions = 4096,
-                                              .beta_fast = 32.0f,
-                                              .beta_slow = 1.0f,
-                                              .attention_factor = 1.0f};
-
 /* Frequencies show at position 1: the angle is the frequency. */
 static void test_frequencies(void **state) {
   static const double v32[32] = {
@@ -203,7 +195,7 @@ static void test_frequencies(void **state) {
                {8e6f, 1, .608525}, {8e6f, 8, .018803},  {8e6f, 16, 3.53553e-4}, {8e6f, 31, 2.05415e-7}};
   (void)state;
   float table[2][32][2];
-  quire_rope_table(&yarn, 2, &table[0][0][0]);
+  quire_rope_table(&test_rope_v32, 2, &table[0][0][0]);
   for (int i = 0; i < 32; i++) {
     assert_true(table[0][i][0] == 1.0f && table[0][i][1] == 0.0f);
     assert_true(fabs(table[1][i][1] - sin(v32[i])) < 1e-9 + 6e-8 * sin(v32[i]));

@@ -131,18 +131,11 @@ static void test_rope_values(void **state) {
   } samples[] = {{0, -0.0655892f, 0.0383510f},   {1, 0.0752646f, -0.0844933f},   {2, 0.3555538f, -0.3215390f},
                  {3, -0.0195756f, -0.2240668f},  {24, 0.5515993f, 0.6755736f},   {25, 0.7142532f, 0.5985444f},
                  {32, -0.0522592f, -0.0440084f}, {33, -0.1598756f, -0.1664671f}, {63, 0.0168120f, 0.0168149f}};
-  const struct quire_rope_config config = {.theta = 10000.0f,
-                                           .yarn = true,
-                                           .factor = 40.0f,
-                                           .original_positions = 4096,
-                                           .beta_fast = 32.0f,
-                                           .beta_slow = 1.0f,
-                                           .attention_factor = 1.0f};
   (void)state;
   float table[8 * 64];
   float x[2][64];
   int32_t position = 7;
-  quire_rope_table(&config, 8, table);
+  quire_rope_table(&test_rope_v32, 8, table);
   for (int layout = 0; layout < 2; layout++) {
     for (int j = 0; j < 64; j++) {
       x[layout][j] = (float)sin(0.1 * j);
