@@ -8,6 +8,7 @@
  * when they are there. */
 #define AHEAD 16
 #define AHEAD_TOKENS 8
+#define FETCH_TOKENS 16 /* in a cache line */
 
 static void fetch(const struct quire_engine *engine, int32_t slot) { __builtin_prefetch(&engine->requests[slot], 1); }
 
@@ -17,6 +18,9 @@ static void fetch_rest(const struct quire_engine *engine, int32_t slot) {
   __builtin_prefetch(r->tokens + r->computed, 1);
   if (r->computed >= r->quiet_end) {
     __builtin_prefetch(&r->cold, 1);
+    for (int32_t i = 0; i < engine->geometry.page_tokens && i < r->computed; i += FETCH_TOKENS) { /* a page to seal */
+      __builtin_prefetch(r->tokens + r->computed - 1 - i);
+    }
   }
 }
 
