@@ -1,5 +1,5 @@
-/* Arrays indexed by page id, a table of open addressing from path hashes to page ids, and one binary heap a stripe. The
- * tokens of every page are kept, so that a hash only ever proposes.
+/* Arrays indexed by page id, a table of open addressing from path hashes to page ids, and one heap a stripe. The tokens
+ * of every page are kept, so that a hash only ever proposes.
  *
  * Matching waits for memory, so it is built to look at one place a page. What a match compares with lies in one row:
  * key, parent, tokens. Which row, a line of 16 hints says for 16 pages of a chain at once: the line is found by the key
@@ -34,7 +34,6 @@ struct node {
   int32_t parent;
   int32_t first_child;
   int32_t next, prev; /* brothers; those directly below a root are in no list */
-  int32_t heap_at;    /* place in the heap of its stripe */
   uint32_t place;     /* of its hint */
   bool in_tree;
   bool held;
@@ -59,6 +58,9 @@ struct leaf {
   int32_t page;
 };
 
+/* Of four branches: half the levels of one of two, and a level's four are a line or two of memory. */
+#define HEAP_WAYS 4
+
 struct heap {
   struct leaf *leaves;
   int32_t count;
@@ -79,6 +81,9 @@ struct quire_radix {
   int32_t *hints; /* [lines, HINTS] pages of the tree, or NOWHERE */
   struct node *nodes;
   uint8_t *rows; /* [pages] struct row */
+  int32_t
+      *heap_at; /* [pages] place in the heap of its stripe, or NOWHERE; apart from the nodes, since who moves in a heap
+                       moves past many pages of which nothing else is wanted */
   struct heap heaps[QUIRE_RANKS_MAX];
 };
 
@@ -114,6 +119,7 @@ static struct quire_radix *carve_radix(const struct quire_geometry *geometry, st
   struct node *nodes = quire_carve(carve, geometry->pages, sizeof *nodes);
   uint8_t *rows = quire_carve(carve, geometry->pages, row_bytes_of(geometry));
   struct leaf *leaves = quire_carve(carve, geometry->pages, sizeof *leaves);
+  int32_t *heap_at = quire_carve(carve, geometry->pages, sizeof *heap_at);
   if (radix == NULL) {
     return NULL;
   }
@@ -121,6 +127,7 @@ static struct quire_radix *carve_radix(const struct quire_geometry *geometry, st
   radix->hints = hints;
   radix->nodes = nodes;
   radix->rows = rows;
+  radix->heap_at = heap_at;
   for (int32_t s = 0; s < geometry->storage_ranks; s++) {
     radix->heaps[s].leaves = leaves;
     leaves += quire_geometry_local_pages(geometry, (quire_stripe_id){s});
@@ -163,6 +170,9 @@ enum quire_status quire_radix_create(const struct quire_env *env, const struct q
   for (uint64_t i = 0; i < (radix->line_mask + 1) * HINTS; i++) {
     radix->hints[i] = NOWHERE;
   }
+  for (int32_t i = 0; i < geometry->pages; i++) {
+    radix->heap_at[i] = NOWHERE;
+  }
   *radix_out = radix;
   return QUIRE_OK;
 }
@@ -195,39 +205,40 @@ static bool older(struct leaf a, struct leaf b) { return a.used < b.used || (a.u
 
 static void heap_put(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
   heap->leaves[at] = leaf;
-  radix->nodes[leaf.page].heap_at = at;
+  radix->heap_at[leaf.page] = at;
 }
 
 static void heap_up(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
-  while (at > 0 && older(leaf, heap->leaves[(at - 1) / 2])) {
-    heap_put(radix, heap, at, heap->leaves[(at - 1) / 2]);
-    at = (at - 1) / 2;
+  while (at > 0 && older(leaf, heap->leaves[(at - 1) / HEAP_WAYS])) {
+    heap_put(radix, heap, at, heap->leaves[(at - 1) / HEAP_WAYS]);
+    at = (at - 1) / HEAP_WAYS;
   }
   heap_put(radix, heap, at, leaf);
 }
 
 static void heap_down(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
-  for (int32_t child = 2 * at + 1; child < heap->count; child = 2 * at + 1) {
-    if (child + 1 < heap->count && older(heap->leaves[child + 1], heap->leaves[child])) {
-      child++;
+  for (int32_t first = HEAP_WAYS * at + 1; first < heap->count; first = HEAP_WAYS * at + 1) {
+    int32_t end = heap->count - first < HEAP_WAYS ? heap->count : first + HEAP_WAYS, oldest = first;
+    for (int32_t child = first + 1; child < end; child++) {
+      oldest = older(heap->leaves[child], heap->leaves[oldest]) ? child : oldest;
     }
-    if (!older(heap->leaves[child], leaf)) {
+    if (!older(heap->leaves[oldest], leaf)) {
       break;
     }
-    heap_put(radix, heap, at, heap->leaves[child]);
-    at = child;
+    heap_put(radix, heap, at, heap->leaves[oldest]);
+    at = oldest;
   }
   heap_put(radix, heap, at, leaf);
 }
 
 static void heap_remove(struct quire_radix *radix, int32_t page) {
   struct heap *heap = heap_of(radix, page);
-  int32_t at = radix->nodes[page].heap_at;
+  int32_t at = radix->heap_at[page];
   struct leaf last = heap->leaves[--heap->count];
-  radix->nodes[page].heap_at = NOWHERE;
+  radix->heap_at[page] = NOWHERE;
   if (last.page != page) {
     heap_up(radix, heap, at, last);
-    heap_down(radix, heap, radix->nodes[last.page].heap_at, last);
+    heap_down(radix, heap, radix->heap_at[last.page], last);
   }
 }
 
@@ -236,10 +247,11 @@ static bool evictable(const struct node *node) { return node->in_tree && !node->
 /* Puts a page into its heap or takes it out, as it should be. */
 static void settle(struct quire_radix *radix, int32_t page) {
   struct node *node = &radix->nodes[page];
-  if (evictable(node) == (node->heap_at != NOWHERE)) {
+  bool listed = radix->heap_at[page] != NOWHERE;
+  if (evictable(node) == listed) {
     return;
   }
-  if (node->heap_at != NOWHERE) {
+  if (listed) {
     heap_remove(radix, page);
     return;
   }
@@ -433,8 +445,8 @@ int32_t quire_radix_match_keys(const struct quire_radix *radix, const struct qui
 void quire_radix_touch(struct quire_radix *radix, quire_page page) {
   struct node *node = member(radix, page);
   node->used = ++radix->clock;
-  if (node->heap_at != NOWHERE) {
-    heap_down(radix, heap_of(radix, page.v), node->heap_at, (struct leaf){node->used, page.v});
+  if (radix->heap_at[page.v] != NOWHERE) {
+    heap_down(radix, heap_of(radix, page.v), radix->heap_at[page.v], (struct leaf){node->used, page.v});
   }
 }
 
@@ -465,7 +477,6 @@ static quire_page insert_keyed(struct quire_radix *radix, struct quire_hash128 r
       .first_child = NOWHERE,
       .next = NOWHERE,
       .prev = NOWHERE,
-      .heap_at = NOWHERE,
       .place = place_below(radix, parent == NOWHERE, parent == NOWHERE ? 0 : radix->nodes[parent].place, key),
       .in_tree = true,
   };
@@ -483,10 +494,15 @@ static quire_page insert_keyed(struct quire_radix *radix, struct quire_hash128 r
   return page;
 }
 
-/* Keys of a block's pages below `above`; where they will be looked for is on its way when they are. */
-static void expect_block(const struct quire_radix *radix, uint64_t above, const int32_t *tokens, int32_t count,
-                         uint64_t *keys_out) {
+/* Keys of a block's pages below `above`; where they will be looked for, and written, is on its way when they are. */
+static void expect_block(const struct quire_radix *radix, uint64_t above, const int32_t *tokens,
+                         const quire_page *pages, int32_t count, uint64_t *keys_out) {
   for (int32_t i = 0; i < count; i++) {
+    const uint8_t *row = (const uint8_t *)row_of(radix, pages[i].v);
+    __builtin_prefetch(node_of(radix, pages[i]), 1);
+    for (size_t at = 0; at < radix->row_bytes; at += LINE_BYTES) {
+      __builtin_prefetch(row + at, 1);
+    }
     above = page_key(radix, above, tokens + (int64_t)i * radix->geometry.page_tokens);
     keys_out[i] = above;
     __builtin_prefetch(&radix->slots[tag_of(above) & radix->slot_mask], 1);
@@ -502,7 +518,7 @@ void quire_radix_insert_chain(struct quire_radix *radix, quire_page parent, cons
     const int32_t count = chain->pages - done < BLOCK ? chain->pages - done : BLOCK;
     const int32_t *tokens = chain->tokens + (int64_t)done * page_tokens;
     uint64_t keys[BLOCK];
-    expect_block(radix, key, tokens, count, keys);
+    expect_block(radix, key, tokens, pages + done, count, keys);
     for (int32_t i = 0; i < count; i++) {
       there_out[done + i] =
           insert_keyed(radix, chain->root, above, pages[done + i], tokens + (int64_t)i * page_tokens, keys[i]);
@@ -532,6 +548,11 @@ bool quire_radix_held(const struct quire_radix *radix, quire_page page) { return
 static void remove_leaf(struct quire_radix *radix, int32_t page) {
   struct node *node = &radix->nodes[page];
   QUIRE_ASSERT(node->in_tree && node->first_child == NOWHERE);
+  __builtin_prefetch(&radix->slots[tag_of(node->key) & radix->slot_mask], 1); /* all at once, not one after another */
+  __builtin_prefetch(&radix->hints[node->place], 1);
+  if (node->parent != NOWHERE) {
+    __builtin_prefetch(&radix->nodes[node->parent], 1);
+  }
   table_remove(radix, page);
   node->in_tree = false;
   settle(radix, page);
@@ -560,6 +581,9 @@ quire_page quire_radix_evict(struct quire_radix *radix, quire_stripe_id stripe) 
   }
   quire_page page = {heap->leaves[0].page};
   remove_leaf(radix, page.v);
+  if (heap->count > 0) { /* the next to go has not been looked at for long */
+    __builtin_prefetch(&radix->nodes[heap->leaves[0].page], 1);
+  }
   return page;
 }
 
@@ -677,14 +701,14 @@ static bool check_heaps(const struct quire_radix *radix, struct quire_error *why
     const struct heap *heap = &radix->heaps[s];
     for (int32_t i = 0; i < heap->count; i++) {
       int32_t page = heap->leaves[i].page;
-      if (quire_page_owner(&radix->geometry, (quire_page){page}).v != s || radix->nodes[page].heap_at != i ||
+      if (quire_page_owner(&radix->geometry, (quire_page){page}).v != s || radix->heap_at[page] != i ||
           !evictable(&radix->nodes[page])) {
         return fault(why_out, "in a heap where it should not be", page);
       }
       if (heap->leaves[i].used != radix->nodes[page].used || radix->nodes[page].used > radix->clock) {
         return fault(why_out, "a leaf stands in its heap with another time than its own", page);
       }
-      if (i > 0 && older(heap->leaves[i], heap->leaves[(i - 1) / 2])) {
+      if (i > 0 && older(heap->leaves[i], heap->leaves[(i - 1) / HEAP_WAYS])) {
         return fault(why_out, "a heap out of order", page);
       }
     }
@@ -707,7 +731,7 @@ bool quire_radix_check(const struct quire_radix *radix, struct quire_error *why_
   int32_t reached = 0;
   for (int32_t page = 0; page < radix->geometry.pages; page++) {
     const struct node *node = &radix->nodes[page];
-    if (evictable(node) != (node->in_tree && node->heap_at != NOWHERE)) {
+    if (evictable(node) != (radix->heap_at[page] != NOWHERE)) {
       return fault(why_out, "a leaf is missing in its heap, or a page that is none is in it", page);
     }
     if (!node->in_tree) {
