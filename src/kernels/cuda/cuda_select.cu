@@ -28,12 +28,9 @@ template <int HEADS_, int ROWS_> struct shape {
   static constexpr int HEADS = HEADS_;
   static constexpr int ROWS = ROWS_; /* of a row group */
   static constexpr int TILE_ROWS = ROWS * MATH_GROUPS;
-  static constexpr int KEY_GROUPS = 1;
   static constexpr int KEYS = 64; /* of a stage */
   static constexpr int COLUMNS = HEADS * ROWS;
   static constexpr int SCORES = ROWS / 2; /* of a lane and 16 keys */
-  static constexpr int HEADS_KEPT = 1;
-  static constexpr bool READERS_FENCE = false;
   static constexpr int LINE = 4; /* units in a straight line of code */
   static constexpr int EPOCH = SELECT_EPOCH_KEYS / KEYS / LINE * LINE;
   static constexpr int FIXED_BYTES =
@@ -252,11 +249,11 @@ QUIRE_DEVICE void lists_end(const struct select_args &args, struct block_memory<
 
 /* Operands of a row group: the heads of its first rows, the keys of stage 0. */
 struct operands {
-  uint32_t heads, keys;
+  uint64_t heads, keys;
 };
 
-template <typename S> QUIRE_DEVICE uint32_t keys_at(const struct operands &operands, int stage) {
-  return operands.keys + (uint32_t)(stage * (S::KEYS * KEY_BYTES >> 4));
+template <typename S> QUIRE_DEVICE uint64_t keys_at(const struct operands &operands, int stage) {
+  return operands.keys + (uint64_t)(stage * (S::KEYS * KEY_BYTES >> 4));
 }
 
 /* Scores one unit. The products come in two halves of the rows: those of `low` are under way at the
@@ -270,7 +267,7 @@ QUIRE_DEVICE void unit_score(struct block_memory<S> *shared, const struct operan
   turn_next<S::STAGES>(turn);
   products_issue(high, keys_at<S>(operands, stage), operands.heads + (S::COLUMNS / 2 * KEY_BYTES >> 4));
   products_wait<1>(low);
-  products_fold<S, 0>(low, weights, sum);
+  products_fold<S>(low, weights, 0, sum);
   if (MORE) {
     hopper_barrier_wait(&shared->ring.full[turn->stage], turn->phase);
     products_issue(low, keys_at<S>(operands, turn->stage), operands.heads);
@@ -279,7 +276,7 @@ QUIRE_DEVICE void unit_score(struct block_memory<S> *shared, const struct operan
     products_wait<0>(high);
   }
   hopper_barrier_arrive_warp(&shared->ring.empty[stage]);
-  products_fold<S, S::ROWS / 2>(high, weights, sum);
+  products_fold<S>(high, weights, S::ROWS / 2, sum);
 }
 
 /* What a multiplying thread works with between two looks at the lists. */
@@ -325,10 +322,10 @@ QUIRE_DEVICE void units_score(const struct select_args &args, struct block_memor
   struct bench<S> bench;
   bench.turn = turn;
   bench.operands.heads =
-      hopper_operand_low(hopper_shared(shared->ring.heads[0]) + state.row_group * S::COLUMNS * KEY_BYTES);
-  bench.operands.keys = hopper_operand_low(hopper_shared(shared->ring.keys[0]));
+      hopper_operand(hopper_shared(shared->ring.heads) + state.row_group * S::COLUMNS * KEY_BYTES);
+  bench.operands.keys = hopper_operand(hopper_shared(shared->ring.keys[0]));
   hopper_barrier_wait(&shared->ring.full[turn->stage], turn->phase); /* the weights come with the tile's first keys */
-  weights_load<S>(shared->ring.weights[0] + state.row_group * S::COLUMNS, &bench.weights);
+  weights_load<S>(shared->ring.weights + state.row_group * S::COLUMNS, &bench.weights);
 #pragma unroll 1
   for (; unit + S::LINE <= end; unit += S::LINE, position += S::LINE * S::KEYS) {
     line_score<S, DUMP, S::LINE>(args, shared, item, state, bench, position);
@@ -353,7 +350,7 @@ QUIRE_DEVICE void multiply(const struct select_args &args, struct block_memory<S
       }
       units_score<S, DUMP>(args, shared, item, state, &turn, unit);
     }
-    hopper_barrier_arrive_warp(&shared->ring.heads_empty[0]);
+    hopper_barrier_arrive_warp(&shared->ring.heads_empty);
     if (!DUMP) {
       lists_end<S>(args, shared, item, state);
     }

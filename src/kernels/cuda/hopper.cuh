@@ -16,6 +16,12 @@ QUIRE_DEVICE void hopper_barrier_arrive(uint64_t *barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(hopper_shared(barrier)) : "memory");
 }
 
+/* Announces bytes that copies will bring, without arriving (hopper_barrier_expect arrives too). */
+QUIRE_DEVICE void hopper_barrier_announce(uint64_t *barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(hopper_shared(barrier)), "r"(bytes)
+               : "memory");
+}
+
 /* racecheck (of compute-sanitizer) does not see that a lane may arrive for its warp, nor that bar.arrive orders what came
  * before it; built for it (QUIRE_RACECHECK, for no other use) every lane arrives, and whoever tells waits. */
 #ifdef QUIRE_RACECHECK
@@ -35,6 +41,39 @@ QUIRE_DEVICE void hopper_barrier_arrive_warp(uint64_t *barrier) {
 /* Barrier `id` (1 to 15) of the block among `threads` of its threads, whole warps. */
 QUIRE_DEVICE void hopper_threads_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* --- shared memory that others of the block change meanwhile --- */
+
+/* Reads of what threads write with hopper_poke or atomics, and such a write: one after the other in some order, no more.
+ * racecheck takes atomics alone for that. */
+#ifdef QUIRE_RACECHECK
+QUIRE_DEVICE uint32_t hopper_peek(const void *word) { return atomicOr((uint32_t *)word, 0u); }
+QUIRE_DEVICE void hopper_poke(void *word, uint32_t value) { atomicExch((uint32_t *)word, value); }
+#else
+QUIRE_DEVICE uint32_t hopper_peek(const void *word) {
+  uint32_t value;
+  asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(hopper_shared(word)) : "memory");
+  return value;
+}
+
+QUIRE_DEVICE void hopper_poke(void *word, uint32_t value) {
+  asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(hopper_shared(word)), "r"(value) : "memory");
+}
+#endif
+
+/* Four words, each by itself. */
+QUIRE_DEVICE uint4 hopper_peek4(const uint32_t *words) {
+#ifdef QUIRE_RACECHECK
+  return make_uint4(hopper_peek(words), hopper_peek(words + 1), hopper_peek(words + 2), hopper_peek(words + 3));
+#else
+  uint4 four;
+  asm volatile("ld.relaxed.cta.shared::cta.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "r"(hopper_shared(words))
+               : "memory");
+  return four;
+#endif
 }
 
 QUIRE_DEVICE void hopper_proxy_fence(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -62,6 +101,23 @@ QUIRE_DEVICE void hopper_copies_commit(void) { asm volatile("cp.async.commit_gro
 /* Until all of this thread's groups but the last `COUNT` are there. */
 template <int COUNT> QUIRE_DEVICE void hopper_copies_wait(void) {
   asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
+}
+
+/* The copy engine's: bytes in one piece, 16-byte aligned, a multiple of 16; the barrier counts those that are there. */
+QUIRE_DEVICE void hopper_copy_bulk(uint32_t shared, const void *global, uint32_t bytes, uint64_t *barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(hopper_shared(barrier))
+               : "memory");
+}
+
+/* A box of a tensor of three dimensions, from x 0, y, z on, as its map lays it; it need not stay in the second-level
+ * cache. */
+QUIRE_DEVICE void hopper_copy_box(uint32_t shared, const void *map, int32_t y, int32_t z, uint64_t *barrier) {
+  asm volatile("{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+               "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+               "[%1, {0, %2, %3}], [%4], policy;\n}" ::"r"(shared),
+               "l"(map), "r"(y), "r"(z), "r"(hopper_shared(barrier))
+               : "memory");
 }
 
 /* --- launches that overlap --- */

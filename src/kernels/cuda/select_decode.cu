@@ -1,37 +1,40 @@
 /* select where rows are few a source: decode, one row a request or one and its drafts. Bound by reading keys.
  *
- * A block works on one piece of the line of units (select_parts.cuh). One warp group copies keys, three multiply, each 64
- * of a stage's keys with the heads of all the tile's rows (at most 128 columns). A warp keeps what may be among the best
- * in a run of its own, which has room for all it scores, so nothing is ever cut, counted or waited for on the way: the
- * position in the run is in a register. Scores that were kept are counted in bins; at distances that grow the multiplying
- * warp groups meet and raise the threshold below which nothing is kept any more. Bins and lengths of runs go out at the
- * end of a share, and the last launch (select_merge.cu) finds the best in all runs of a row.
+ * A block works on one piece of the line of units (select_parts.cuh). Three warps have keys copied (select_stream.cuh), twelve
+ * multiply, a warp group each 64 of a unit's keys with the heads of all the tile's rows (at most 128 columns). A warp
+ * keeps what may be among the best in a run of its own, which has room for all it scores, so nothing is ever cut, counted
+ * or waited for on the way: the position in the run is in a register. Scores that were kept are counted in bins; one
+ * more warp looks at the bins again and again and raises the thresholds below which nothing is kept any more. Nobody waits
+ * for it: counts only grow, so what was counted so far is reason enough. Bins and lengths of runs go out at the end of a
+ * share, and the last launch (select_merge.cu) finds the best in all runs of a row.
  *
- * Rejected: lists of bounded length that are cut when full (a look at the list is a trip to memory, while keys wait), and
- * all scores to memory (3 % more bytes a row, and as much to read again). */
+ * Rejected: lists of bounded length that are cut when full (a look at the list is a trip to memory, while keys wait), all
+ * scores to memory (3 % more bytes a row, and as much to read again), looks at the bins by those who multiply (a
+ * fifteenth of their time). */
+#include <pthread.h>
+
 #include "base/assert.h"
 #include "kernels/cuda/cuda_topk.cuh"
 #include "kernels/cuda/select_fold.cuh"
 #include "kernels/cuda/select_parts.cuh"
 #include "kernels/cuda/select_products.cuh"
-#include "kernels/cuda/select_stage.cuh"
+#include "kernels/cuda/select_stream.cuh"
 
-#define FIRST_LOOK 12      /* units before the first look at the bins; then a quarter more each time */
 #define MATH_REGISTERS 152 /* 3 * 152 + 56 = the 4 * 128 that a block of 16 warps starts with */
-#define COPY_REGISTERS 56
+#define SIDE_REGISTERS 56
 #define BARRIER_MATH 1
-#define BARRIER_GROUP 2 /* one a warp group */
+#define LOOK_PAUSE_NS 500
 
 template <int HEADS_, int ROWS_> struct shape {
   static constexpr int HEADS = HEADS_;
   static constexpr int ROWS = ROWS_;
-  static constexpr int TILE_ROWS = ROWS_;
-  static constexpr int KEY_GROUPS = MATH_GROUPS;
-  static constexpr int KEYS = 64 * KEY_GROUPS; /* of a stage */
+  static constexpr int KEYS = 64 * MATH_GROUPS; /* of a unit */
   static constexpr int COLUMNS = HEADS * ROWS;
   static constexpr int SCORES = ROWS > 1 ? ROWS / 2 : 1; /* of a lane and 16 keys */
-  static constexpr int HEADS_KEPT = 2;
-  static constexpr bool READERS_FENCE = true;
+  static constexpr int PARTS = COLUMNS == 128 ? 2 : 1;   /* of a unit's products, each a chain of its own */
+  static constexpr int PART_ROWS = ROWS / PARTS;
+  static constexpr int PART_PRODUCTS = PART_ROWS * HEADS / 2;
+  static constexpr int LINE = 4;                         /* units in a straight line of code */
   static constexpr int FIXED_BYTES = HEADS_KEPT * COLUMNS * (KEY_BYTES + 4) + ROWS * TOPK_BINS * 4 + 2048;
   static constexpr int STAGE_BYTES = KEYS * (KEY_BYTES + 4);
   static constexpr int STAGES_FIT = (SHARED_MAX - FIXED_BYTES) / STAGE_BYTES;
@@ -40,10 +43,11 @@ template <int HEADS_, int ROWS_> struct shape {
 };
 
 template <typename S> struct block_memory {
-  struct select_ring<S> ring;
-  uint32_t bins[S::ROWS][TOPK_BINS]; /* of what is kept */
-  float thresholds[S::ROWS];         /* NaN: none yet */
-  struct topk_scan scan[MATH_GROUPS];
+  struct stream_ring<S> ring;
+  uint32_t bins[S::ROWS][TOPK_BINS]; /* of what is kept; read while they are counted in, with hopper_peek */
+  float thresholds[S::ROWS];         /* NaN: none yet; as well */
+  uint32_t warps_done;               /* of the multiplying ones, with the scores of all shares so far */
+  uint64_t begun, ended;             /* a share: bins are empty; nobody needs them any more */
 };
 
 QUIRE_DEVICE void math_sync(void) { hopper_threads_sync(BARRIER_MATH, MATH_GROUPS * 128); }
@@ -51,7 +55,7 @@ QUIRE_DEVICE void math_sync(void) { hopper_threads_sync(BARRIER_MATH, MATH_GROUP
 /* What a multiplying thread knows of its scores. */
 template <typename S> struct lane_state {
   int group, warp;          /* of the multiplying ones */
-  int key;                  /* its key of a stage */
+  int key;                  /* its key of a stage, the warp group's 64 */
   int row;                  /* of its first score; the next is two further */
   uint32_t rivals;          /* lanes with scores of the same row */
   uint32_t span[S::SCORES]; /* positions its rows score, from first on; 0 where another lane has the same score */
@@ -66,30 +70,20 @@ template <typename S> QUIRE_DEVICE struct lane_state<S> lane_begin(void) {
   state.group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0); /* so that the compiler knows it is one for the warp */
   state.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
   int half = S::ROWS > 1 ? lane / 2 % 2 : lane % 2;
-  state.key = state.warp * 16 + lane / 4 + half * 8;
+  state.key = state.warp % 4 * 16 + lane / 4 + half * 8;
   state.row = S::ROWS > 1 ? lane % 2 : 0;
   state.rivals = S::ROWS > 1 ? 0x55555555u << lane % 2 : ~0u;
   return state;
 }
 
-/* Empties bins and thresholds, once all are done with the share before. */
+/* Begins a share. */
 template <typename S>
-QUIRE_DEVICE void share_begin(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
-                              struct lane_state<S> *state) {
-  math_sync();
-  for (int i = threadIdx.x; i < S::ROWS * TOPK_BINS; i += MATH_GROUPS * 128) {
-    shared->bins[i / TOPK_BINS][i % TOPK_BINS] = 0;
-  }
-  if (threadIdx.x < S::ROWS) {
-    shared->thresholds[threadIdx.x] = quire_float_of(0x7fc00000u);
-  }
-  math_sync();
+QUIRE_DEVICE void share_begin(const struct select_args &args, const struct item &item, struct lane_state<S> *state) {
 #pragma unroll
   for (int o = 0; o < S::SCORES; o++) {
     int row = state->row + 2 * o;
     bool twin = S::ROWS == 1 && threadIdx.x % 4 >= 2;
     state->span[o] = row < item.tile.rows && !twin ? (uint32_t)select_span(args, item.tile.row + row) : 0;
-    state->threshold[o] = quire_float_of(0x7fc00000u);
     state->run[o] = args.candidates + select_run_begin(item.tile, row < item.tile.rows ? row : 0, item.begin,
                                                        item.end - item.begin, state->warp);
     asm("" : "+l"(state->run[o])); /* so that it is not computed anew for every candidate */
@@ -111,26 +105,6 @@ QUIRE_DEVICE void share_end(const struct select_args &args, struct block_memory<
     if (threadIdx.x % 32 == state.row) {
       args.share_counts[(share + state.row + 2 * o) * MATH_WARPS + state.warp] = state.kept[o];
     }
-  }
-}
-
-/* Raises thresholds to just below the lowest score of the bin in which a row's k-th best lies. */
-template <typename S>
-QUIRE_DEVICE void thresholds_look(const struct select_args &args, struct block_memory<S> *shared,
-                                  struct lane_state<S> *state) {
-  struct topk_group group = {NULL, &shared->scan[state->group], (int)threadIdx.x % 128, 128,
-                             BARRIER_GROUP + state->group};
-  math_sync();
-  for (int row = state->group; row < S::ROWS; row += MATH_GROUPS) {
-    uint32_t kept = topk_digit(group, shared->bins[row], TOPK_BINS, (uint32_t)args.topk);
-    if (group.thread == 0 && kept >= (uint32_t)args.topk && group.scan->digit > 0) {
-      shared->thresholds[row] = topk_score(topk_bin_key(group.scan->digit) - 1);
-    }
-  }
-  math_sync();
-#pragma unroll
-  for (int o = 0; o < S::SCORES; o++) {
-    state->threshold[o] = shared->thresholds[state->row + 2 * o];
   }
 }
 
@@ -156,11 +130,11 @@ QUIRE_DEVICE void candidate_keep(bool keeps, uint64_t *to, float score, int32_t 
                : "memory");
 }
 
-/* Keeps scores, or writes them out (DUMP). `seen` counts positions from first on. */
+/* Keeps scores, or writes them out (DUMP). `seen`: their position, from first on. */
 template <typename S, bool DUMP>
 QUIRE_DEVICE void scores_keep(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
-                              struct lane_state<S> *state, const float (&scores)[S::SCORES], int32_t position) {
-  uint32_t seen = (uint32_t)(position - args.rows.first);
+                              struct lane_state<S> *state, const float (&scores)[S::SCORES], uint32_t seen) {
+  int32_t position = args.rows.first + (int32_t)seen;
 #pragma unroll
   for (int o = 0; o < S::SCORES; o++) {
     int row = state->row + 2 * o;
@@ -171,7 +145,7 @@ QUIRE_DEVICE void scores_keep(const struct select_args &args, struct block_memor
       continue;
     }
     float score = score_ranked(scores[o]);
-    bool keeps = seen < state->span[o] && !(score <= state->threshold[o]);
+    bool keeps = (int)(seen < state->span[o]) & (int)!(score <= state->threshold[o]);
     uint32_t keepers = __ballot_sync(~0u, keeps) & state->rivals;
     uint32_t at = state->kept[o] + (uint32_t)__popc(keepers & ((1u << threadIdx.x % 32) - 1));
     candidate_keep(keeps, state->run[o] + at, score, position, &shared->bins[row][score_bin(score)]);
@@ -181,29 +155,8 @@ QUIRE_DEVICE void scores_keep(const struct select_args &args, struct block_memor
 
 /* Operands: the heads, and the warp group's keys of stage 0. */
 struct operands {
-  uint32_t heads, keys;
+  uint64_t heads, keys;
 };
-
-/* Begins to multiply the warp group's 64 keys of a stage, once they are there. */
-template <typename S>
-QUIRE_DEVICE void stage_multiply(struct block_memory<S> *shared, const struct operands &operands,
-                                 const struct turn &turn, float (&products)[S::COLUMNS / 2]) {
-  hopper_barrier_wait(&shared->ring.full[turn.stage], turn.phase);
-  hopper_proxy_fence();
-  products_issue(products, operands.keys + (uint32_t)turn.stage * (S::KEYS * KEY_BYTES >> 4), operands.heads);
-}
-
-/* Sums of the products under way over heads, and the key's scale; gives the stage back. */
-template <typename S>
-QUIRE_DEVICE float stage_fold(struct block_memory<S> *shared, const struct weights<S> &weights, struct turn *turn,
-                              int key, float (&products)[S::COLUMNS / 2], float (&sum)[S::ROWS][2]) {
-  float scale = shared->ring.scales[turn->stage][key];
-  products_wait<0>(products);
-  hopper_barrier_arrive_warp(&shared->ring.empty[turn->stage]);
-  turn_next<S::STAGES>(turn);
-  products_fold<S, 0>(products, weights, sum);
-  return scale;
-}
 
 /* What a multiplying thread works with. */
 template <typename S> struct bench {
@@ -212,51 +165,89 @@ template <typename S> struct bench {
   struct turn *turn;
 };
 
-/* Neighbouring units of a tile, at least one. */
-struct units {
-  int32_t begin, end;
-};
+/* Begins to multiply the warp group's 64 keys of the stage in turn with the heads of a part. */
+template <typename S>
+QUIRE_DEVICE void part_multiply(const struct bench<S> &bench, int part, float (&products)[S::PART_PRODUCTS]) {
+  products_issue(products, bench.operands.keys + (uint64_t)bench.turn->stage * (64 * KEY_BYTES >> 4),
+                 bench.operands.heads + (uint64_t)part * (S::PART_ROWS * S::HEADS * KEY_BYTES >> 4));
+}
 
-/* Scores units of the share. While the products of one are on their way the scores of the
- * one before are kept. */
+/* UNITS units from the lane's position `seen` on, in one straight line: where products under way cross the end of a loop
+ * the compiler waits for them. Of the parts of all units one is multiplied while the one before is summed up; scores are
+ * kept at the end, so that none waits for another. */
+template <typename S, bool DUMP, int UNITS>
+QUIRE_DEVICE void line_score(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
+                             struct lane_state<S> *state, const struct bench<S> &bench, uint32_t seen) {
+  constexpr int PARTS = UNITS * S::PARTS;
+  float products[2][S::PART_PRODUCTS];
+  float scores[UNITS][S::SCORES];
+  float sum[S::ROWS][2];
+  float scale = 0.0f;
+  hopper_barrier_wait(&shared->ring.full[state->group][bench.turn->stage], bench.turn->phase);
+  part_multiply<S>(bench, 0, products[0]);
+  int stage = bench.turn->stage; /* of the part that is summed up */
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    if (part % S::PARTS == 0) {
+      stage = bench.turn->stage;
+      scale = shared->ring.scales[state->group][stage][state->key];
+    }
+    if (part + 1 < PARTS) {
+      if ((part + 1) % S::PARTS == 0) {
+        turn_next<S::STAGES>(bench.turn);
+        hopper_barrier_wait(&shared->ring.full[state->group][bench.turn->stage], bench.turn->phase);
+      }
+      part_multiply<S>(bench, (part + 1) % S::PARTS, products[(part + 1) % 2]);
+      products_wait<1>(products[part % 2]);
+    } else {
+      products_wait<0>(products[part % 2]);
+    }
+    products_fold<S>(products[part % 2], bench.weights, part % S::PARTS * S::PART_ROWS, sum);
+    if ((part + 1) % S::PARTS == 0) {
+      hopper_barrier_arrive_warp(&shared->ring.empty[state->group][stage]);
+      scores_fold<S>(sum, scale, scores[part / S::PARTS]);
+    }
+  }
+  turn_next<S::STAGES>(bench.turn);
+#pragma unroll
+  for (int o = 0; o < S::SCORES; o++) {
+    state->threshold[o] = quire_float_of(hopper_peek(&shared->thresholds[state->row + 2 * o]));
+  }
+#pragma unroll
+  for (int unit = 0; unit < UNITS; unit++) {
+    scores_keep<S, DUMP>(args, shared, item, state, scores[unit], seen + unit * S::KEYS);
+  }
+}
+
+/* Scores the units of the share. */
 template <typename S, bool DUMP>
 QUIRE_DEVICE void units_score(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
-                              struct lane_state<S> *state, const struct bench<S> &bench, struct units units) {
-  int32_t position = select_base(args) + units.begin * S::KEYS + state->key;
-  struct turn *turn = bench.turn;
-  float products[S::COLUMNS / 2];
-  float sum[S::ROWS][2];
-  float scores[S::SCORES];
-  stage_multiply<S>(shared, bench.operands, *turn, products);
+                              struct lane_state<S> *state, const struct bench<S> &bench) {
+  uint32_t seen = (uint32_t)(select_base(args) - args.rows.first + item.begin * S::KEYS + state->group * 64 + state->key);
+  int32_t unit = item.begin;
 #pragma unroll 1
-  for (int32_t unit = units.begin; unit < units.end - 1; unit++, position += S::KEYS) {
-    float scale = stage_fold<S>(shared, bench.weights, turn, state->key, products, sum);
-    stage_multiply<S>(shared, bench.operands, *turn, products);
-    scores_fold<S>(sum, scale, scores);
-    scores_keep<S, DUMP>(args, shared, item, state, scores, position);
+  for (; unit + S::LINE <= item.end; unit += S::LINE, seen += S::LINE * S::KEYS) {
+    line_score<S, DUMP, S::LINE>(args, shared, item, state, bench, seen);
   }
-  float scale = stage_fold<S>(shared, bench.weights, turn, state->key, products, sum);
-  scores_fold<S>(sum, scale, scores);
-  scores_keep<S, DUMP>(args, shared, item, state, scores, position);
+#pragma unroll 1
+  for (; unit < item.end; unit++, seen += S::KEYS) {
+    line_score<S, DUMP, 1>(args, shared, item, state, bench, seen);
+  }
 }
 
 template <typename S, bool DUMP>
 QUIRE_DEVICE void share_score(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
-                              struct lane_state<S> *state, struct turn *turn, int kept) {
+                              struct lane_state<S> *state, struct turn *turn, const struct turn &heads) {
   struct bench<S> bench;
   bench.turn = turn;
-  bench.operands.keys = hopper_operand_low(hopper_shared(shared->ring.keys[0]) + state->group * 64 * KEY_BYTES);
-  bench.operands.heads = hopper_operand_low(hopper_shared(shared->ring.heads[kept]));
-  hopper_barrier_wait(&shared->ring.full[turn->stage], turn->phase); /* the heads come with the first stage */
-  weights_load<S>(shared->ring.weights[kept], &bench.weights);
-  int32_t step = FIRST_LOOK; /* units to the next look */
-  for (int32_t unit = item.begin; unit < item.end; unit += step) {
-    if (!DUMP && unit > item.begin) {
-      thresholds_look<S>(args, shared, state);
-      step = (unit - item.begin + 3) / 4;
-    }
-    struct units units = {unit, unit + step < item.end ? unit + step : item.end};
-    units_score<S, DUMP>(args, shared, item, state, bench, units);
+  bench.operands.keys = hopper_operand(hopper_shared(shared->ring.keys[state->group][0]));
+  bench.operands.heads = hopper_operand(hopper_shared(shared->ring.heads[heads.stage]));
+  hopper_barrier_wait(&shared->ring.heads_full[heads.stage], heads.phase);
+  weights_load<S>(shared->ring.weights[heads.stage], &bench.weights);
+  units_score<S, DUMP>(args, shared, item, state, bench);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(&shared->warps_done, 1u);
   }
 }
 
@@ -267,50 +258,158 @@ QUIRE_DEVICE void multiply(const struct select_args &args, struct block_memory<S
   struct turn turn = {0, 0};
   struct turn heads = {0, 0};
   struct lane_state<S> state = lane_begin<S>();
+  uint32_t phase = 0; /* of shares */
   while (walk_next(args, &walk, &item)) {
-    share_begin<S>(args, shared, item, &state);
-    share_score<S, DUMP>(args, shared, item, &state, &turn, heads.stage);
+    share_begin<S>(args, item, &state);
+    hopper_barrier_wait(&shared->begun, phase);
+    phase ^= 1;
+    share_score<S, DUMP>(args, shared, item, &state, &turn, heads);
     hopper_barrier_arrive_warp(&shared->ring.heads_empty[heads.stage]);
-    turn_next<S::HEADS_KEPT>(&heads);
+    turn_next<HEADS_KEPT>(&heads);
     if (!DUMP) {
       share_end<S>(args, shared, item, state);
+    }
+    hopper_barrier_arrive_warp(&shared->ended);
+  }
+}
+
+/* --- looking --- */
+
+/* The bin in which the k-th best of what was counted so far lies; 0 if that is fewer. A warp's work. */
+QUIRE_DEVICE uint32_t bins_look(const uint32_t *bins, uint32_t k) {
+  int lane = threadIdx.x % 32;
+  uint32_t above = 0;
+#pragma unroll 1
+  for (int top = TOPK_BINS - 4; top >= 0; top -= 128) { /* of 128 bins a lane has four, lane 0 the highest */
+    uint4 four = hopper_peek4(bins + top - lane * 4);
+    uint32_t sum = four.x + four.y + four.z + four.w;
+    uint32_t total = __reduce_add_sync(~0u, sum);
+    if (above + total < k) {
+      above += total;
+      continue;
+    }
+    above += topk_warp_sum_below(sum, lane);
+    uint32_t bin = 0;
+    if (above < k && k <= above + sum) {
+      uint32_t two = above + four.w + four.z;
+      bin = (uint32_t)(top - lane * 4 + 3) - (above + four.w < k) - (two < k) - (two + four.y < k);
+    }
+    return __reduce_max_sync(~0u, bin);
+  }
+  return 0;
+}
+
+/* The looking warp's work: raises thresholds to just below the lowest score of the bin in which a row's k-th best lies. */
+template <typename S> QUIRE_DEVICE void look(const struct select_args &args, struct block_memory<S> *shared) {
+  int lane = threadIdx.x % 32;
+  struct walk walk = walk_begin(args);
+  struct item item;
+  uint32_t done = 0;
+  uint32_t phase = 1; /* parity of the phase in which the share before ended */
+  while (walk_next(args, &walk, &item)) {
+    hopper_barrier_wait(&shared->ended, phase);
+    phase ^= 1;
+    for (int i = lane; i < S::ROWS * TOPK_BINS; i += 32) {
+      shared->bins[i / TOPK_BINS][i % TOPK_BINS] = 0;
+    }
+    if (lane < S::ROWS) {
+      shared->thresholds[lane] = quire_float_of(0x7fc00000u);
+    }
+    hopper_barrier_arrive_warp(&shared->begun);
+    done += MATH_WARPS;
+    while (__shfl_sync(~0u, hopper_peek(&shared->warps_done), 0) != done) {
+      for (int row = 0; row < S::ROWS; row++) {
+        uint32_t bin = bins_look(shared->bins[row], (uint32_t)args.topk);
+        if (bin > 0 && lane == 0) {
+          hopper_poke(&shared->thresholds[row], quire_bits_of(topk_score(topk_bin_key(bin) - 1)));
+        }
+      }
+      __nanosleep(LOOK_PAUSE_NS);
     }
   }
 }
 
 template <typename S, bool DUMP>
-static __global__ void __launch_bounds__(THREADS, 1) score_few(const __grid_constant__ struct select_args args) {
+static __global__ void __launch_bounds__(THREADS, 1)
+    score_few(const __grid_constant__ struct select_args args, const __grid_constant__ struct memory_maps maps) {
   extern __shared__ __align__(1024) uint8_t memory[];
   struct block_memory<S> *shared = (struct block_memory<S> *)memory;
+  int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
-    ring_init(&shared->ring);
+    stream_init(&shared->ring);
+    shared->warps_done = 0;
+    hopper_barrier_init(&shared->begun, HOPPER_WARP_ARRIVALS);
+    hopper_barrier_init(&shared->ended, MATH_WARPS * HOPPER_WARP_ARRIVALS);
   }
   __syncthreads();
-  hopper_launch_next();
   hopper_launch_wait();
-  if (threadIdx.x >= MATH_GROUPS * 128) {
-    hopper_registers_down<COPY_REGISTERS>();
-    copy_keys<S>(args, &shared->ring);
+  hopper_launch_next(); /* not before: the merge reads the plan of the launch in front of this one */
+  if (warp >= MATH_WARPS) {
+    hopper_registers_down<SIDE_REGISTERS>();
+    if (warp < MATH_WARPS + MATH_GROUPS) {
+      stream_keys<S>(args, maps, &shared->ring, warp - MATH_WARPS);
+    } else {
+      look<S>(args, shared);
+    }
   } else {
     hopper_registers_up<MATH_REGISTERS>();
     multiply<S, DUMP>(args, shared);
   }
 }
 
+/* --- launching --- */
+
+/* Made once, for all devices and streams. */
+static struct memory_maps memory_maps;
+static bool memory_maps_made;
+
+static void memory_maps_make(void) {
+  static const cuuint64_t extents[3] = {KEY_BYTES, (1u << (MEMORY_LAYER_BITS - 7)) + MEMORY_BOX_ROWS, MEMORY_LAYERS};
+  static const cuuint64_t strides[2] = {KEY_BYTES, 1ull << MEMORY_LAYER_BITS};
+  static const cuuint32_t box[3] = {KEY_BYTES, MEMORY_BOX_ROWS, 1};
+  static const cuuint32_t every[3] = {1, 1, 1};
+  static_assert(KEY_BYTES == 1 << 7 && MEMORY_ORIGINS * 16 == KEY_BYTES, "rows that fill a layer");
+  decltype(&cuTensorMapEncodeTiled) encode = NULL;
+  enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess || encode == NULL) {
+    return;
+  }
+  for (uint64_t origin = 0; origin < MEMORY_ORIGINS; origin++) {
+    if (encode(&memory_maps.of[origin], CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)(origin * 16), extents, strides, box,
+               every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+      return;
+    }
+  }
+  memory_maps_made = true;
+}
+
+/* NULL where the driver has no tensor maps or makes none of these. */
+static const struct memory_maps *memory_maps_get(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  return pthread_once(&once, memory_maps_make) == 0 && memory_maps_made ? &memory_maps : NULL;
+}
+
 template <typename S> static enum quire_status launch(cudaStream_t stream, struct select_args *args, int pieces) {
   int bytes = (int)sizeof(block_memory<S>);
   bool dump = args->scores_out != NULL;
-  void (*kernel)(struct select_args) = dump ? score_few<S, true> : score_few<S, false>;
+  void (*kernel)(struct select_args, struct memory_maps) = dump ? score_few<S, true> : score_few<S, false>;
   static_assert(sizeof(block_memory<S>) <= SHARED_MAX, "a shape that fits");
-  args->tile_rows = S::TILE_ROWS;
+  args->tile_rows = S::ROWS;
   args->unit_keys = S::KEYS;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
+    return QUIRE_ERR_RANK;
+  }
+  const struct memory_maps *maps = memory_maps_get();
+  if (maps == NULL) {
     return QUIRE_ERR_RANK;
   }
   select_prepare(stream, args);
   cudaLaunchAttribute early = select_early();
   cudaLaunchConfig_t config = {dim3((uint32_t)pieces), dim3(THREADS), (size_t)bytes, stream, &early, 1};
-  cudaLaunchKernelEx(&config, kernel, *args);
+  cudaLaunchKernelEx(&config, kernel, *args, *maps);
   enum quire_status status = dump ? QUIRE_OK : select_merge_shares(stream, args, pieces);
   return status == QUIRE_OK && cudaGetLastError() != cudaSuccess ? QUIRE_ERR_RANK : status;
 }

@@ -30,22 +30,22 @@ template <typename S> QUIRE_DEVICE void weights_load(const float *from, struct w
   }
 }
 
-/* Weighted sums over the lane's heads, of rows [FIRST, FIRST + rows in products) and the lane's two keys. */
-template <typename S, int FIRST, int PRODUCTS>
-QUIRE_DEVICE void products_fold(const float (&products)[PRODUCTS], const struct weights<S> &weights,
+/* Weighted sums over the lane's heads, of rows [first, first + rows in products) and the lane's two keys. */
+template <typename S, int PRODUCTS>
+QUIRE_DEVICE void products_fold(const float (&products)[PRODUCTS], const struct weights<S> &weights, int first,
                                 float (&sum)[S::ROWS][2]) {
 #pragma unroll
   for (int r = 0; r < PRODUCTS * 2 / S::HEADS; r++) {
-    sum[FIRST + r][0] = 0.0f;
-    sum[FIRST + r][1] = 0.0f;
+    sum[first + r][0] = 0.0f;
+    sum[first + r][1] = 0.0f;
 #pragma unroll
     for (int j = 0; j < S::HEADS / 8; j += 2) {
-      float4 four = weights.four[FIRST + r][j / 2];
+      float4 four = weights.four[first + r][j / 2];
       const float w[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int i = 0; i < 8; i++) { /* i / 4: which j; i / 2 % 2: which e; i % 2: which key */
         float product = products[(r * S::HEADS / 8 + j + i / 4) * 4 + i % 2 * 2 + i / 2 % 2];
-        sum[FIRST + r][i % 2] = __fmaf_rn(w[i / 2], relu(product), sum[FIRST + r][i % 2]);
+        sum[first + r][i % 2] = __fmaf_rn(w[i / 2], relu(product), sum[first + r][i % 2]);
       }
     }
   }

@@ -8,7 +8,7 @@
  * Where rows are few a source (select_decode.cu) nothing is finished in a piece: a share is what one piece has of one
  * tile, and a last launch takes the best of all shares of a row. Share i + p is that of tile i and piece p.
  *
- * Scratch:  plan | tiles [m] | codes [m][padded heads][128] | weights [m][padded heads]
+ * Scratch:  plan | tiles [m] | codes [m][padded heads][128], swizzled | weights [m][padded heads]
  *   many    | lists [pieces][rows a tile][LIST] | slots [pieces][2][rows a tile][topk] | counts of the slots
  *   few     | tile of each row [m] | counts [shares][rows a tile][WARPS] | bins [shares][rows a tile][BINS] | candidates [keys of all rows]
  *
@@ -109,6 +109,11 @@ static inline __device__ int64_t select_run_begin(const struct select_tile &tile
                                                   int warp) {
   int64_t row_begin = (tile.rows_before + (int64_t)row * tile.units) * SELECT_FEW_KEYS;
   return row_begin + (int64_t)begin * SELECT_FEW_KEYS + (int64_t)warp * units * (SELECT_FEW_KEYS / SELECT_FEW_WARPS);
+}
+
+/* Where chunk `chunk` of 16 bytes of a row of QUIRE_INDEX_DIM bytes lies, as tensor cores expect it. */
+static inline __device__ uint32_t select_swizzled(int row, int chunk) {
+  return (uint32_t)(row * QUIRE_INDEX_DIM + ((chunk ^ (row & 7)) << 4));
 }
 
 /* Lets a launch begin before the one in front of it ends; what it reads of that stands behind hopper_launch_wait. */

@@ -153,7 +153,7 @@ QUIRE_DEVICE void quantise_row(const struct select_args &args, int32_t row) {
       codes = quantise_block(q[i], args.any_scale, &scale);
       weight = __fmul_rn(w[i], scale);
     }
-    *(uint32_t *)(args.codes + to * QUIRE_INDEX_DIM + lane * 4) = codes;
+    *(uint32_t *)(args.codes + (to - head) * QUIRE_INDEX_DIM + select_swizzled(head, lane / 4) + lane % 4 * 4) = codes;
     if (lane == 0) {
       args.weights[to - head % 16 + head % 8 / 2 * 4 + head / 8 % 2 * 2 + head % 2] = weight;
     }

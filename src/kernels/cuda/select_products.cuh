@@ -14,62 +14,59 @@
 #define PRODUCTS_16(d, i) PRODUCTS_8(d, i), PRODUCTS_8(d, i + 8)
 #define PRODUCTS_32(d, i) PRODUCTS_16(d, i), PRODUCTS_16(d, i + 16)
 
-/* keys, heads: the lower halves of operands. */
+/* keys, heads: operands. */
 #define PRODUCTS_WGMMA_32(GOES_ON)                                                                                     \
-  "{\n.reg .pred p;\n.reg .b64 keys, heads;\nsetp.ne.b32 p, " GOES_ON ", 0;\n"                                         \
-  "mov.b64 keys, {%16, %18};\nmov.b64 heads, {%17, %18};\n"                                                            \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " GOES_ON ", 0;\n" \
   "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"                                                             \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                                            \
-  "keys, heads, p, 1, 1;\n}\n"
+  "%16, %17, p, 1, 1;\n}\n"
 
-QUIRE_DEVICE void products_first(float (&sum)[16], uint32_t keys, uint32_t heads) {
-  asm volatile(PRODUCTS_WGMMA_32("0") : PRODUCTS_16(sum, 0) : "r"(keys), "r"(heads), "n"(HOPPER_OPERAND_HIGH));
+QUIRE_DEVICE void products_first(float (&sum)[16], uint64_t keys, uint64_t heads) {
+  asm volatile(PRODUCTS_WGMMA_32("0") : PRODUCTS_16(sum, 0) : "l"(keys), "l"(heads));
 }
 
-QUIRE_DEVICE void products_next(float (&sum)[16], uint32_t keys, uint32_t heads) {
-  asm volatile(PRODUCTS_WGMMA_32("1") : PRODUCTS_16(sum, 0) : "r"(keys), "r"(heads), "n"(HOPPER_OPERAND_HIGH));
+QUIRE_DEVICE void products_next(float (&sum)[16], uint64_t keys, uint64_t heads) {
+  asm volatile(PRODUCTS_WGMMA_32("1") : PRODUCTS_16(sum, 0) : "l"(keys), "l"(heads));
 }
 
 #define PRODUCTS_WGMMA_64(GOES_ON)                                                                                     \
-  "{\n.reg .pred p;\n.reg .b64 keys, heads;\nsetp.ne.b32 p, " GOES_ON ", 0;\n"                                         \
-  "mov.b64 keys, {%32, %34};\nmov.b64 heads, {%33, %34};\n"                                                            \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " GOES_ON ", 0;\n" \
   "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"                                                             \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                             \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                                  \
-  "keys, heads, p, 1, 1;\n}\n"
+  "%32, %33, p, 1, 1;\n}\n"
 
-QUIRE_DEVICE void products_first(float (&sum)[32], uint32_t keys, uint32_t heads) {
-  asm volatile(PRODUCTS_WGMMA_64("0") : PRODUCTS_32(sum, 0) : "r"(keys), "r"(heads), "n"(HOPPER_OPERAND_HIGH));
+QUIRE_DEVICE void products_first(float (&sum)[32], uint64_t keys, uint64_t heads) {
+  asm volatile(PRODUCTS_WGMMA_64("0") : PRODUCTS_32(sum, 0) : "l"(keys), "l"(heads));
 }
 
-QUIRE_DEVICE void products_next(float (&sum)[32], uint32_t keys, uint32_t heads) {
-  asm volatile(PRODUCTS_WGMMA_64("1") : PRODUCTS_32(sum, 0) : "r"(keys), "r"(heads), "n"(HOPPER_OPERAND_HIGH));
+QUIRE_DEVICE void products_next(float (&sum)[32], uint64_t keys, uint64_t heads) {
+  asm volatile(PRODUCTS_WGMMA_64("1") : PRODUCTS_32(sum, 0) : "l"(keys), "l"(heads));
 }
 
 #define PRODUCTS_WGMMA_128(GOES_ON)                                                                                    \
-  "{\n.reg .pred p;\n.reg .b64 keys, heads;\nsetp.ne.b32 p, " GOES_ON ", 0;\n"                                         \
-  "mov.b64 keys, {%64, %66};\nmov.b64 heads, {%65, %66};\n"                                                            \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " GOES_ON ", 0;\n" \
   "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"                                                            \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                             \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                   \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                   \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                                  \
-  "keys, heads, p, 1, 1;\n}\n"
+  "%64, %65, p, 1, 1;\n}\n"
 
-QUIRE_DEVICE void products_first(float (&sum)[64], uint32_t keys, uint32_t heads) {
+QUIRE_DEVICE void products_first(float (&sum)[64], uint64_t keys, uint64_t heads) {
   asm volatile(PRODUCTS_WGMMA_128("0")
                : PRODUCTS_32(sum, 0), PRODUCTS_32(sum, 32)
-               : "r"(keys), "r"(heads), "n"(HOPPER_OPERAND_HIGH));
+               : "l"(keys), "l"(heads));
 }
 
-QUIRE_DEVICE void products_next(float (&sum)[64], uint32_t keys, uint32_t heads) {
+QUIRE_DEVICE void products_next(float (&sum)[64], uint64_t keys, uint64_t heads) {
   asm volatile(PRODUCTS_WGMMA_128("1")
                : PRODUCTS_32(sum, 0), PRODUCTS_32(sum, 32)
-               : "r"(keys), "r"(heads), "n"(HOPPER_OPERAND_HIGH));
+               : "l"(keys), "l"(heads));
 }
 
 /* Only issues; products_wait follows. */
-template <int COUNT> QUIRE_DEVICE void products_issue(float (&sum)[COUNT], uint32_t keys, uint32_t heads) {
+template <int COUNT> QUIRE_DEVICE void products_issue(float (&sum)[COUNT], uint64_t keys, uint64_t heads) {
   hopper_products_begin();
   products_first(sum, keys, heads);
 #pragma unroll

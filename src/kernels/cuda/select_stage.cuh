@@ -1,11 +1,10 @@
-/* What the score kernels of select share: a block's walk along the line of units, and the warp group that copies keys.
+/* What the score kernels of select share: a block's walk along the line of units, and how blocks of 64 positions are
+ * found and copied; and the ring of keys and the warp group that fills it where rows are many (few: select_stream.cuh).
  *
- * Keys come in stages of S::KEYS positions, in a ring in shared memory, as tensor cores expect them; the heads of a tile
- * come with its first stage. S::HEADS_KEPT tiles have room for their heads: with two, the keys of the next tile are on
- * their way while the last of this one are multiplied.
+ * Keys come in stages of S::KEYS = 64 positions, in a ring in shared memory, as tensor cores expect them; the heads of a tile come
+ * with its first stage.
  *
- * A shape S has: HEADS, TILE_ROWS, KEY_GROUPS (of 64 positions), KEYS, STAGES, HEADS_KEPT, READERS_FENCE, and without that
- * AHEAD (stages whose copies are under way).
+ * A shape S has: HEADS, TILE_ROWS, KEYS, STAGES, AHEAD (stages whose copies are under way).
  *
  * Internal to select. */
 #ifndef QUIRE_KERNELS_CUDA_SELECT_STAGE_CUH
@@ -23,12 +22,12 @@
 #define KEY_BYTES QUIRE_INDEX_DIM
 
 template <typename S> struct __align__(1024) select_ring {
-  uint8_t heads[S::HEADS_KEPT][S::TILE_ROWS * S::HEADS * KEY_BYTES];
+  uint8_t heads[S::TILE_ROWS * S::HEADS * KEY_BYTES];
   uint8_t keys[S::STAGES][S::KEYS * KEY_BYTES];
-  float weights[S::HEADS_KEPT][S::TILE_ROWS * S::HEADS];
+  float weights[S::TILE_ROWS * S::HEADS];
   float scales[S::STAGES][S::KEYS];
   uint64_t full[S::STAGES], empty[S::STAGES];
-  uint64_t heads_empty[S::HEADS_KEPT];
+  uint64_t heads_empty;
 };
 
 /* One thread; a __syncthreads follows. */
@@ -37,9 +36,7 @@ template <typename S> QUIRE_DEVICE void ring_init(struct select_ring<S> *ring) {
     hopper_barrier_init(&ring->full[stage], COPY_THREADS);
     hopper_barrier_init(&ring->empty[stage], MATH_WARPS * HOPPER_WARP_ARRIVALS);
   }
-  for (int i = 0; i < S::HEADS_KEPT; i++) {
-    hopper_barrier_init(&ring->heads_empty[i], MATH_WARPS * HOPPER_WARP_ARRIVALS);
-  }
+  hopper_barrier_init(&ring->heads_empty, MATH_WARPS * HOPPER_WARP_ARRIVALS);
   hopper_barrier_init_fence();
 }
 
@@ -93,9 +90,6 @@ template <int STAGES> QUIRE_DEVICE void turn_next(struct turn *turn) {
   }
 }
 
-/* Where chunk `chunk` of a row of 128 bytes lies, as tensor cores expect it. */
-QUIRE_DEVICE uint32_t swizzled(int row, int chunk) { return (uint32_t)(row * KEY_BYTES + ((chunk ^ (row & 7)) << 4)); }
-
 /* Address of a piece of the row at a position of the source. */
 QUIRE_DEVICE const uint8_t *source_row(const struct quire_kv_source &source, const struct quire_piece &piece, int which,
                                        int32_t position) {
@@ -110,38 +104,38 @@ QUIRE_DEVICE const uint8_t *source_row(const struct quire_kv_source &source, con
 
 /* Codes and weights of the heads of a tile's rows; zeros for rows it does not have. */
 template <typename S>
-QUIRE_DEVICE void copy_heads(const struct select_args &args, struct select_ring<S> *ring, int kept,
-                             const struct item &item) {
+QUIRE_DEVICE void copy_heads(const struct select_args &args, struct select_ring<S> *ring, const struct item &item) {
   int thread = threadIdx.x % COPY_THREADS;
   const uint8_t *codes = args.codes + (int64_t)item.tile.row * S::HEADS * KEY_BYTES;
   const float *weights = args.weights + (int64_t)item.tile.row * S::HEADS;
   int heads = item.tile.rows * S::HEADS;
-  uint32_t to = hopper_shared(ring->heads[kept]);
 #pragma unroll 1
-  for (int head = thread / 8; head < S::TILE_ROWS * S::HEADS; head += COPY_THREADS / 8) {
-    bool read = head < heads;
-    hopper_copy16(to + swizzled(head, thread % 8), read ? codes + head * KEY_BYTES + thread % 8 * 16 : codes, read);
+  for (int at = thread * 16; at < S::TILE_ROWS * S::HEADS * KEY_BYTES; at += COPY_THREADS * 16) {
+    bool read = at < heads * KEY_BYTES;
+    hopper_copy16(hopper_shared(ring->heads) + at, read ? codes + at : codes, read);
   }
   for (int head = thread * 4; head < S::TILE_ROWS * S::HEADS; head += COPY_THREADS * 4) {
     bool read = head < heads;
-    hopper_copy16(hopper_shared(ring->weights[kept]) + head * 4, read ? weights + head : weights, read);
+    hopper_copy16(hopper_shared(ring->weights) + head * 4, read ? weights + head : weights, read);
   }
 }
 
-/* A block of 64 positions that is not one whole page: row by row, zeros for what lies outside [first, limit). */
+/* A block of 64 positions that is not one whole page, by THREADS_ threads: row by row, zeros for what lies outside
+ * [first, limit). */
+template <int THREADS_>
 QUIRE_DEVICE void copy_rows(const struct select_args &args, const struct quire_kv_source &source, uint32_t keys,
                             uint32_t scales, int32_t position, int32_t limit) {
-  int thread = threadIdx.x % COPY_THREADS;
+  int thread = threadIdx.x % THREADS_;
 #pragma unroll 1
-  for (int row = thread / 8; row < 64; row += COPY_THREADS / 8) {
+  for (int row = thread / 8; row < 64; row += THREADS_ / 8) {
     bool read = position + row >= args.rows.first && position + row < limit;
     const uint8_t *from = read ? source_row(source, args.key, 0, position + row) : args.codes;
-    hopper_copy16(keys + swizzled(row, thread % 8), from + thread % 8 * 16, read);
+    hopper_copy16(keys + select_swizzled(row, thread % 8), from + thread % 8 * 16, read);
   }
-  if (thread < 64) {
-    bool read = position + thread >= args.rows.first && position + thread < limit;
-    const uint8_t *from = read ? source_row(source, args.scale, 1, position + thread) : args.codes;
-    hopper_copy4(scales + thread * 4, from, read);
+  for (int row = thread; row < 64; row += THREADS_) {
+    bool read = position + row >= args.rows.first && position + row < limit;
+    const uint8_t *from = read ? source_row(source, args.scale, 1, position + row) : args.codes;
+    hopper_copy4(scales + row * 4, from, read);
   }
 }
 
@@ -154,67 +148,58 @@ QUIRE_DEVICE const uint8_t *whole_page(const struct select_args &args, const str
 }
 
 /* The table of pages is read long before keys are copied, so that nobody waits for it: a lane holds one page of the next
- * HELD blocks of 64 positions, and one of those behind them. */
-template <typename S> struct pages_ahead {
-  static constexpr int HELD = 32 / S::KEY_GROUPS * S::KEY_GROUPS;
+ * 32 blocks of 64 positions, and one of those behind them. */
+struct pages_ahead {
   const struct quire_kv_source *source;
   int32_t limit;
   int32_t position; /* of the first page held */
   const uint8_t *held, *behind;
 };
 
-template <typename S>
-QUIRE_DEVICE const uint8_t *pages_find(const struct select_args &args, const struct pages_ahead<S> &pages,
+QUIRE_DEVICE const uint8_t *pages_find(const struct select_args &args, const struct pages_ahead &pages,
                                        int32_t position) {
   return whole_page(args, *pages.source, position + (int32_t)threadIdx.x % 32 * 64, pages.limit);
 }
 
-template <typename S>
 QUIRE_DEVICE void pages_begin(const struct select_args &args, const struct quire_kv_source *source, int32_t position,
-                              int32_t limit, struct pages_ahead<S> *pages) {
+                              int32_t limit, struct pages_ahead *pages) {
   pages->source = source;
   pages->limit = limit;
   pages->position = position;
-  pages->held = pages_find<S>(args, *pages, position);
-  pages->behind = pages_find<S>(args, *pages, position + pages->HELD * 64);
+  pages->held = pages_find(args, *pages, position);
+  pages->behind = pages_find(args, *pages, position + 32 * 64);
 }
 
 /* The page of the 64 positions from `position` on, which never goes back; NULL as whole_page. */
-template <typename S>
-QUIRE_DEVICE const uint8_t *pages_at(const struct select_args &args, struct pages_ahead<S> *pages, int32_t position) {
-  if (position >= pages->position + pages->HELD * 64) {
-    pages->position += pages->HELD * 64;
+QUIRE_DEVICE const uint8_t *pages_at(const struct select_args &args, struct pages_ahead *pages, int32_t position) {
+  if (position >= pages->position + 32 * 64) {
+    pages->position += 32 * 64;
     pages->held = pages->behind;
-    pages->behind = pages_find<S>(args, *pages, pages->position + pages->HELD * 64);
+    pages->behind = pages_find(args, *pages, pages->position + 32 * 64);
   }
   return (const uint8_t *)__shfl_sync(~0u, (unsigned long long)pages->held, (position - pages->position) / 64);
 }
 
-/* Keys and scales of the positions from `position` on. */
+/* Keys and scales of the 64 positions from `position` on. */
 template <typename S>
 QUIRE_DEVICE void copy_stage(const struct select_args &args, struct select_ring<S> *ring, int stage, int32_t position,
-                             struct pages_ahead<S> *pages) {
+                             struct pages_ahead *pages) {
   int thread = threadIdx.x % COPY_THREADS;
   uint32_t keys = hopper_shared(ring->keys[stage]);
   uint32_t scales = hopper_shared(ring->scales[stage]);
+  const uint8_t *page = pages_at(args, pages, position);
+  if (page == NULL) {
+    copy_rows<COPY_THREADS>(args, *pages->source, keys, scales, position, pages->limit);
+    return;
+  }
+  const uint8_t *from = page + args.key.offset + thread * 16;
+  uint32_t to = keys + select_swizzled(thread / 8, thread % 8);
 #pragma unroll
-  for (int block = 0; block < S::KEY_GROUPS; block++) {
-    const uint8_t *page = pages_at<S>(args, pages, position + block * 64);
-    if (page == NULL) {
-      copy_rows(args, *pages->source, keys, scales, position + block * 64, pages->limit);
-    } else {
-      const uint8_t *from = page + args.key.offset + thread * 16;
-      uint32_t to = keys + swizzled(thread / 8, thread % 8);
-#pragma unroll
-      for (int step = 0; step < 64 * KEY_BYTES; step += COPY_THREADS * 16) {
-        hopper_copy16(to + step, from + step, true);
-      }
-      if (thread < 16) {
-        hopper_copy16(scales + thread * 16, page + args.scale.offset + thread * 16, true);
-      }
-    }
-    keys += 64 * KEY_BYTES;
-    scales += 64 * 4;
+  for (int step = 0; step < 64 * KEY_BYTES; step += COPY_THREADS * 16) {
+    hopper_copy16(to + step, from + step, true);
+  }
+  if (thread < 16) {
+    hopper_copy16(scales + thread * 16, page + args.scale.offset + thread * 16, true);
   }
 }
 
@@ -232,18 +217,13 @@ struct copy_turns {
   int32_t ahead;
 };
 
-/* The stage that was filled last is on its way. READERS_FENCE: it hands itself over when its copies are there. */
+/* The stage that was filled last is on its way. */
 template <typename S> QUIRE_DEVICE void stage_sent(struct select_ring<S> *ring, struct copy_turns *turns) {
-  if constexpr (S::READERS_FENCE) {
-    hopper_copies_arrive(&ring->full[turns->filled.stage]);
-    turn_next<S::STAGES>(&turns->filled);
-  } else {
-    hopper_copies_commit();
-    turn_next<S::STAGES>(&turns->filled);
-    if (++turns->ahead > S::AHEAD) {
-      stage_full<S, S::AHEAD>(ring, &turns->handed);
-      turns->ahead--;
-    }
+  hopper_copies_commit();
+  turn_next<S::STAGES>(&turns->filled);
+  if (++turns->ahead > S::AHEAD) {
+    stage_full<S, S::AHEAD>(ring, &turns->handed);
+    turns->ahead--;
   }
 }
 
@@ -255,22 +235,21 @@ template <typename S> QUIRE_DEVICE void stages_end(struct select_ring<S> *ring, 
 }
 
 /* The copying warp group's work. Heads go with the stage that follows them. Between copies and the tensor cores that read
- * them stands a fence. READERS_FENCE: the multiplying threads have it, and a stage is theirs the moment it is there,
- * whatever else is under way. Else the copying threads have it, wait for a stage until S::AHEAD others are under way
- * behind it, and hand over all of a tile before they wait for the room of its heads. */
+ * them stands a fence: the copying threads wait for a stage until S::AHEAD others are under way behind it, and hand over
+ * all of a tile before they wait for the room of its heads. */
 template <typename S> QUIRE_DEVICE void copy_keys(const struct select_args &args, struct select_ring<S> *ring) {
   struct walk walk = walk_begin(args);
   struct item item;
   struct copy_turns turns = {{0, 0}, {0, 0}, 0};
-  struct turn heads = {0, 0};
+  uint32_t heads = 1; /* parity of the phase in which the tile before was done with its heads */
   int32_t base = select_base(args);
   while (walk_next(args, &walk, &item)) {
     struct quire_kv_source source = args.rows.sources[item.tile.source];
-    struct pages_ahead<S> pages;
-    pages_begin<S>(args, &source, base + item.begin * S::KEYS, item.tile.limit, &pages);
-    hopper_barrier_wait(&ring->heads_empty[heads.stage], heads.phase ^ 1);
-    copy_heads<S>(args, ring, heads.stage, item);
-    turn_next<S::HEADS_KEPT>(&heads);
+    struct pages_ahead pages;
+    pages_begin(args, &source, base + item.begin * S::KEYS, item.tile.limit, &pages);
+    hopper_barrier_wait(&ring->heads_empty, heads);
+    copy_heads<S>(args, ring, item);
+    heads ^= 1;
     for (int32_t unit = item.begin; unit < item.end; unit++) {
       hopper_barrier_wait(&ring->empty[turns.filled.stage], turns.filled.phase ^ 1);
       copy_stage<S>(args, ring, turns.filled.stage, base + unit * S::KEYS, &pages);
