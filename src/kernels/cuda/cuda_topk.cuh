@@ -58,8 +58,9 @@ struct topk_segments {
   int32_t count;
 };
 
-/* Many short lists, shared out evenly whatever their lengths: in chunks of 32 candidates. They hold the bits of a score,
- * not its key, in the upper half; no NaN and no -0. */
+/* Many short lists, shared out evenly whatever their lengths: in chunks of TOPK_RUN_CHUNK candidates. They hold the bits of
+ * a score, not its key, in the upper half; no NaN and no -0. A run begins at a multiple of 16 bytes and has room for an even
+ * number of candidates. */
 struct topk_runs {
   const uint64_t *candidates;
   const uint32_t *begin;  /* of a run, among the candidates */
@@ -152,24 +153,12 @@ QUIRE_DEVICE void topk_each(const struct topk_group &group, const struct topk_se
   }
 }
 
-#define TOPK_RUN_BATCH 8
+#define TOPK_RUN_CHUNK 64 /* two candidates a lane */
+#define TOPK_RUN_BATCH 4
+#define TOPK_RUN_NONE 0x80000000u /* bits of no score in a run */
 
-/* The candidate of what a run holds. */
-QUIRE_DEVICE uint64_t topk_of_run(uint64_t held) {
-  uint32_t bits = (uint32_t)(held >> 32);
-  return (uint64_t)((int32_t)bits < 0 ? ~bits : bits | 0x80000000u) << 32 | (uint32_t)held;
-}
-
-/* Calls visit(candidate) for all candidates of runs whose scores' bits are not below `bits` as integers, that is all
- * scores not below a positive one. A warp walks through its share of all chunks. */
-template <typename VISIT>
-QUIRE_DEVICE void topk_each_from(const struct topk_group &group, const struct topk_runs &from, int32_t bits,
-                                 VISIT visit) {
-  uint32_t chunks = from.before[from.runs];
-  uint32_t warps = (uint32_t)group.threads / 32;
-  uint32_t each = (chunks + warps - 1) / warps;
-  uint32_t chunk = (uint32_t)group.thread / 32 * each;
-  uint32_t end = chunk + each < chunks ? chunk + each : chunks;
+/* The run in which a chunk of all lies. */
+QUIRE_DEVICE int32_t topk_run_of(const struct topk_runs &from, uint32_t chunk) {
   int32_t run = 0;
 #pragma unroll 1
   for (int32_t high = from.runs; high - run > 1;) {
@@ -178,26 +167,45 @@ QUIRE_DEVICE void topk_each_from(const struct topk_group &group, const struct to
     run = below ? middle : run;
     high = below ? high : middle;
   }
+  return run;
+}
+
+/* Calls visit(bits, low) for all candidates of runs, in the form they have there, and for some that are none: bits are then
+ * TOPK_RUN_NONE, which as an integer is below all. A warp has its share of all chunks, of which each lane looks one up. */
+template <typename VISIT>
+QUIRE_DEVICE void topk_each_held(const struct topk_group &group, const struct topk_runs &from, VISIT visit) {
+  uint32_t chunks = from.before[from.runs];
+  uint32_t warps = (uint32_t)group.threads / 32;
+  uint32_t each = (chunks + warps - 1) / warps;
+  uint32_t begin = (uint32_t)group.thread / 32 * each;
+  uint32_t end = begin + each < chunks ? begin + each : chunks;
+  uint32_t pair = (uint32_t)group.thread % 32 * 2; /* of a chunk: the lane's first candidate */
 #pragma unroll 1
-  for (; chunk < end; run++) {
-    uint32_t run_end = from.before[run + 1] < end ? from.before[run + 1] : end;
-    const uint64_t *held = from.candidates + from.begin[run];
-    uint32_t at = (chunk - from.before[run]) * 32 + (uint32_t)group.thread % 32;
-    uint32_t stop = (run_end - from.before[run]) * 32;
-    stop = stop < from.count[run] ? stop : from.count[run];
-    chunk = run_end > chunk ? run_end : chunk;
+  for (uint32_t base = begin; base < end; base += 32) {
+    uint32_t chunk = base + pair / 2;
+    uint32_t at = 0;
+    uint32_t left = 0; /* candidates of the run from the chunk on */
+    if (chunk < end) {
+      int32_t run = topk_run_of(from, chunk);
+      uint32_t before = (chunk - from.before[run]) * TOPK_RUN_CHUNK;
+      at = from.begin[run] + before;
+      left = from.count[run] - before;
+    }
 #pragma unroll 1
-    for (; at < stop; at += TOPK_RUN_BATCH * 32) {
-      uint64_t batch[TOPK_RUN_BATCH];
+    for (uint32_t i = 0; i < 32 && base + i < end; i += TOPK_RUN_BATCH) {
+      uint4 pairs[TOPK_RUN_BATCH]; /* low and bits of one candidate, low and bits of the next; whatever where there is none,
+                                      for a load on a condition is waited for before the next */
+      uint32_t counts[TOPK_RUN_BATCH];
 #pragma unroll
       for (uint32_t j = 0; j < TOPK_RUN_BATCH; j++) {
-        batch[j] = at + j * 32 < stop ? held[at + j * 32] : 0x8000000000000000ull; /* below all: no score is -0 */
+        counts[j] = __shfl_sync(~0u, left, i + j);
+        uint32_t first = __shfl_sync(~0u, at, i + j);
+        pairs[j] = *(const uint4 *)(from.candidates + first + (pair < counts[j] ? pair : 0));
       }
 #pragma unroll
       for (int j = 0; j < TOPK_RUN_BATCH; j++) {
-        if ((int32_t)(batch[j] >> 32) >= bits && batch[j] != 0x8000000000000000ull) {
-          visit(topk_of_run(batch[j]));
-        }
+        visit(pair < counts[j] ? pairs[j].y : TOPK_RUN_NONE, pairs[j].x);
+        visit(pair + 1 < counts[j] ? pairs[j].w : TOPK_RUN_NONE, pairs[j].z);
       }
     }
   }
@@ -206,7 +214,11 @@ QUIRE_DEVICE void topk_each_from(const struct topk_group &group, const struct to
 /* Calls visit(candidate) for all candidates of runs. */
 template <typename VISIT>
 QUIRE_DEVICE void topk_each(const struct topk_group &group, const struct topk_runs &from, VISIT visit) {
-  topk_each_from(group, from, INT32_MIN, visit);
+  topk_each_held(group, from, [=](uint32_t bits, uint32_t low) {
+    if (bits != TOPK_RUN_NONE) {
+      visit((uint64_t)((int32_t)bits < 0 ? ~bits : bits | 0x80000000u) << 32 | low);
+    }
+  });
 }
 
 /* The digit (or bin) in which the left-th best candidate lies: scan->digit, above, bucket. A thread takes its share of

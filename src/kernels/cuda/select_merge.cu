@@ -143,7 +143,7 @@ QUIRE_DEVICE struct topk_runs runs_of(const struct select_args &args, const stru
       table.count[run] = count;
     }
     uint32_t total;
-    uint32_t before = topk_sum_below(group, (count + 31) / 32, &total);
+    uint32_t before = topk_sum_below(group, (count + TOPK_RUN_CHUNK - 1) / TOPK_RUN_CHUNK, &total);
     if (run < runs) {
       table.before[run] = chunks + before;
     }
@@ -223,6 +223,17 @@ QUIRE_DEVICE bool close_list(const struct topk_group &group, struct share_memory
   return true;
 }
 
+/* Empties what runs_list counts and marks in; a barrier follows. */
+QUIRE_DEVICE void runs_begin(const struct topk_group &group, struct share_memory *memory, int32_t limit) {
+  topk_bits_clear(group, topk_words(0, limit));
+  for (int i = group.thread; i < 1 << FINE_BITS; i += group.threads) {
+    memory->fine[i] = 0;
+  }
+  if (group.thread == 0) {
+    memory->closer = 0;
+  }
+}
+
 /* The k best of the runs, ascending; false, with nothing written, where the bitmap or what shared memory has room for
  * does not do. */
 QUIRE_DEVICE bool runs_list(const struct topk_group &group, const struct topk_runs &from, struct share_memory *memory,
@@ -232,21 +243,13 @@ QUIRE_DEVICE bool runs_list(const struct topk_group &group, const struct topk_ru
   if (border.bucket > CLOSE || words * 32 < limit || border.bin == 0 || border.bin == TOPK_BINS - 1) {
     return false;
   }
-  topk_bits_clear(group, words);
-  for (int i = group.thread; i < 1 << FINE_BITS; i += group.threads) {
-    memory->fine[i] = 0;
-  }
-  if (group.thread == 0) {
-    memory->closer = 0;
-  }
-  topk_sync(group);
   int32_t lowest = (int32_t)(topk_bin_key((uint32_t)border.bin) & 0x7fffffffu); /* the bits of a positive score */
-  uint32_t above = topk_bin_key((uint32_t)border.bin + 1);
-  topk_each_from(group, from, lowest, [=](uint64_t candidate) {
-    if ((uint32_t)(candidate >> 32) >= above) {
-      topk_bit(memory->work.bitmap, topk_position(candidate));
-    } else {
-      memory->close[atomicAdd(&memory->closer, 1u)] = candidate;
+  int32_t above = (int32_t)(topk_bin_key((uint32_t)border.bin + 1) & 0x7fffffffu);
+  topk_each_held(group, from, [=](uint32_t bits, uint32_t low) {
+    if ((int32_t)bits >= above) {
+      topk_bit(memory->work.bitmap, (int32_t)~low);
+    } else if ((int32_t)bits >= lowest) {
+      memory->close[atomicAdd(&memory->closer, 1u)] = (uint64_t)(bits | 0x80000000u) << 32 | low;
     }
   });
   topk_sync(group);
@@ -257,12 +260,14 @@ QUIRE_DEVICE bool runs_list(const struct topk_group &group, const struct topk_ru
   return true;
 }
 
+/* What stands before hopper_launch_wait needs the plan and runs beside the scores of other rows: the score kernel lets
+ * this launch begin when it has seen the plan itself. */
 static __global__ void __launch_bounds__(SHARE_THREADS) merge_shares(const struct select_args args, int pieces) {
   extern __shared__ __align__(16) uint8_t share_bytes[];
   struct share_memory *memory = (struct share_memory *)share_bytes;
   int32_t row = (int32_t)blockIdx.x;
-  hopper_launch_wait();
   if (select_span(args, row) == 0) {
+    hopper_launch_wait();
     return;
   }
   struct topk_group group = {&memory->work, &memory->work.scan, (int)threadIdx.x, SHARE_THREADS, 1};
@@ -270,12 +275,14 @@ static __global__ void __launch_bounds__(SHARE_THREADS) merge_shares(const struc
   int room = pieces * SELECT_FEW_WARPS;
   struct run_table table = {memory->table, memory->table + room, memory->table + 2 * room,
                             (int32_t *)memory->table + 3 * room + 1};
+  int32_t limit = args.rows.limit[row];
   pieces_of(args, shares, pieces, table);
+  runs_begin(group, memory, limit);
   topk_sync(group);
+  hopper_launch_wait();
   bins_of(args, shares, table, memory->bins);
   struct topk_runs from = runs_of(args, shares, table, group);
   int32_t *to = args.indices_out + (int64_t)row * args.topk;
-  int32_t limit = args.rows.limit[row];
   if (!runs_list(group, from, memory, args.topk, limit, to)) {
     topk_sync(group);
     topk_list_binned(group, from, args.topk, memory->bins, limit, to);
