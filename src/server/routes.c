@@ -466,14 +466,12 @@ static bool has_key(const struct quire_server *server, const struct quire_http_h
   if (server->key_count == 0) {
     return true;
   }
-  if (quire_http_field(head, "authorization", &value)) {
-    struct quire_http_slice scheme = {value.data, value.bytes < 7 ? value.bytes : 7};
-    if (!quire_http_is(scheme, "bearer ")) {
-      return false;
-    }
+  bool bearer = quire_http_field(head, "authorization", &value) &&
+                quire_http_is((struct quire_http_slice){value.data, value.bytes < 7 ? value.bytes : 7}, "bearer ");
+  if (bearer) {
     value.data += 7;
     value.bytes -= 7;
-  } else if (!quire_http_field(head, "x-api-key", &value)) {
+  } else if (!quire_http_field(head, "x-api-key", &value)) { /* another scheme is a proxy's */
     return false;
   }
   if (quire_sha256(value.data, value.bytes, &digest) != QUIRE_OK) {

@@ -882,6 +882,8 @@ static void keys(void **state) {
   }
   assert_int_equal(served_status(&other, "POST", TEXT, NULL), 401);
   assert_int_equal(served_status(&other, "POST", TEXT, "x-api-key: secret\r\n"), 400);
+  assert_int_equal(served_status(&other, "GET", "/v1/models", "Authorization: Basic x\r\nx-api-key: secret\r\n"), 200);
+  assert_int_equal(served_status(&other, "GET", "/v1/models", "Authorization: Bearer x\r\nx-api-key: secret\r\n"), 401);
   assert_int_equal(served_status(&other, "GET", "/v1/models", "Authorization: Bearer secret\r\n"), 200);
   assert_int_equal(served_status(&other, "GET", "/version", "Authorization: Bearer secret\r\n"), 404);
   assert_int_equal(served_status(&other, "GET", "/health", NULL), 200);
