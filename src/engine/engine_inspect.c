@@ -176,8 +176,11 @@ static const char *request_fault(const struct quire_engine *engine, const struct
   if (r->quiet_end > 0 && (r->state != QUIRE_SCHED_DECODE || !r->told || r->count != r->computed + 1)) {
     return "a request is taken for quiet that is not";
   }
-  if (r->announced > r->pages || r->sealed > r->paged / page || r->computed > r->pages * page) {
+  if (r->announced > r->pages || r->computed > r->pages * page) {
     return "a request has rows without pages";
+  }
+  if (r->sealed != r->paged / page) {
+    return "a whole page is not sealed, or one that is not whole is";
   }
   return r->state == QUIRE_SCHED_PREFILL && r->home >= 0 ? "a prompt has a home" : NULL;
 }

@@ -228,12 +228,45 @@ static void a_prompt_is_there_twice(void **unused) {
   }
 }
 
+/* One step in twenty has a row that is not finite: no answer of 400 tokens comes to its end, wherever in a page it is. */
+static void a_row_that_is_not_finite_ends_its_request(void **unused) {
+  (void)unused;
+  uint64_t seed = test_seed("a_row_that_is_not_finite_ends_its_request");
+  for (int round = 0; round < 20; round++) {
+    struct sim_engine s;
+    sim_engine_defaults(&s);
+    s.sim.seed = quire_splitmix64(&seed);
+    s.sim.nonfinite_per_million = 50000;
+    sim_engine_open(&s);
+    int32_t tokens[10];
+    uint64_t id;
+    sim_prompt(1, 0, 1, 10, tokens);
+    struct quire_engine_request request = {.tokens = tokens, .count = 10, .new_max = 400};
+    struct quire_engine_event event = {0};
+    assert_int_equal(quire_engine_submit(s.engine, &request, &id, NULL), QUIRE_OK);
+    for (int tick = 0; tick < 500 && event.kind != QUIRE_EVENT_DONE && event.kind != QUIRE_EVENT_FAILED; tick++) {
+      assert_int_equal(quire_engine_tick(s.engine, 0, NULL), QUIRE_OK);
+      assert_true(quire_engine_check_laws(s.engine, NULL));
+      while (quire_engine_poll(s.engine, &event, 1) == 1) {
+      }
+    }
+    assert_int_equal(event.kind, QUIRE_EVENT_FAILED);
+    assert_int_equal(event.status, QUIRE_ERR_NONFINITE);
+    sim_engine_close(&s);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(without_faults),          cmocka_unit_test(with_faults),
-      cmocka_unit_test(in_a_tight_pool),         cmocka_unit_test(a_seed_is_a_life),
-      cmocka_unit_test(every_way_is_taken),      cmocka_unit_test(who_stands_still_gives_way),
-      cmocka_unit_test(a_prompt_is_there_twice), cmocka_unit_test(who_matters_more_does_not_wait),
+      cmocka_unit_test(without_faults),
+      cmocka_unit_test(with_faults),
+      cmocka_unit_test(in_a_tight_pool),
+      cmocka_unit_test(a_seed_is_a_life),
+      cmocka_unit_test(every_way_is_taken),
+      cmocka_unit_test(who_stands_still_gives_way),
+      cmocka_unit_test(a_prompt_is_there_twice),
+      cmocka_unit_test(who_matters_more_does_not_wait),
+      cmocka_unit_test(a_row_that_is_not_finite_ends_its_request),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

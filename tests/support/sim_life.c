@@ -24,6 +24,9 @@ struct client {
   int32_t *tokens; /* [ctx] the prompt */
   int32_t count, new_max, new_min, got;
   int32_t stops[STOPS], stop_count;
+  int32_t tops;   /* likeliest tokens it wants to hear of */
+  bool biased;    /* by a list that changes nothing here, but goes along with every step */
+  int32_t cached; /* as its first event said */
   uint64_t seed, deadline_ns;
   uint64_t state; /* over the prompt and what came */
   bool hit_stop;
@@ -60,12 +63,12 @@ static bool chance(struct life *l, int32_t percent) { return below(l, 100) < (ui
 /* --- an engine of the seed's kind --- */
 
 static void open_engine(struct life *l) {
-  static const int32_t ranks[] = {1, 2, 4}, chunks[] = {32, 64, 100, 128, 256};
+  static const int32_t ranks[] = {1, 2, 3, 4, 8}, chunks[] = {32, 64, 100, 128, 256};
   struct sim_engine *s = &l->s;
   sim_engine_defaults(s);
   l->ctx = 200 + (int32_t)below(l, 600);
   s->config.ctx_tokens = l->ctx;
-  s->config.ranks = ranks[below(l, 3)];
+  s->config.ranks = ranks[below(l, 5)];
   s->config.sharing = chance(l, 70) || s->config.ranks == 1 ? QUIRE_SHARING_SHARED : QUIRE_SHARING_REPLICATED;
   s->config.view = s->config.sharing == QUIRE_SHARING_SHARED && s->config.ranks > 1
                        ? (chance(l, 50) ? QUIRE_VIEW_PEER : QUIRE_VIEW_GATHER)
@@ -120,6 +123,8 @@ static void make_client(struct life *l, struct client *c) {
   c->seed = quire_splitmix64(&l->random);
   c->deadline_ns = chance(l, 10) ? l->now_ns + 1 + below(l, 400000) : 0;
   c->hold = !l->options->tight && chance(l, 4);
+  c->tops = chance(l, 5) ? 1 + (int32_t)below(l, 3) : 0;
+  c->biased = chance(l, 5);
   sim_prompt(below(l, 3), (int32_t)below(l, (uint64_t)l->ctx), l->random >> 44, c->count, c->tokens);
   for (int32_t i = 0; i < c->count; i++) {
     c->state = quire_sim_state(c->state, c->tokens[i]);
@@ -132,12 +137,18 @@ static void submit(struct life *l) {
     return;
   }
   make_client(l, c);
+  struct quire_bias bias = {0, 1.0f};
   struct quire_engine_request request = {
       .tokens = c->tokens,
       .count = c->count,
       .new_max = c->new_max,
       .new_min = c->new_min,
-      .sampling = {.temperature = 1, .top_p = 1, .seed = c->seed},
+      .sampling = {.temperature = 1,
+                   .top_p = 1,
+                   .seed = c->seed,
+                   .top_logprobs = c->tops,
+                   .bias = &bias,
+                   .bias_count = c->biased},
       .stops = c->stops,
       .stop_count = c->stop_count,
       .priority = chance(l, 10) ? (int32_t)below(l, 3) - 1 : 0,
@@ -204,6 +215,17 @@ static bool forbidden(const struct client *c, int32_t token) {
   return false;
 }
 
+/* What an event says besides its token. */
+static void hear_counts(struct life *l, const struct client *c, const struct quire_engine_event *event) {
+  EXPECT(l, event->prefilled == c->count && event->cached < c->count && (c->got == 0 || event->cached == c->cached),
+         "client %d hears of %d rows and %d cached of a prompt of %d", (int)event->tag, event->prefilled, event->cached,
+         c->count);
+  EXPECT(l, (event->admitted_ns != 0) == (c->got == 0), "client %d hears when it was admitted with token %d",
+         (int)event->tag, c->got);
+  EXPECT(l, event->logprob == -1.0f && event->top_count == c->tops && (event->tops != NULL) == (c->tops > 0),
+         "client %d hears of %d likely tokens, not of %d", (int)event->tag, event->top_count, c->tops);
+}
+
 static void hear_token(struct life *l, struct client *c, const struct quire_engine_event *event) {
   int32_t expected = quire_sim_token(c->state, c->seed, c->count + c->got, SIM_VOCAB);
   while (forbidden(c, expected)) {
@@ -213,6 +235,8 @@ static void hear_token(struct life *l, struct client *c, const struct quire_engi
          "client %d hears token %d at %d, alone it would be %d at %d", (int)event->tag, event->token, event->position,
          expected, c->count + c->got);
   EXPECT(l, !c->hit_stop && c->got < c->new_max, "client %d hears more than its answer", (int)event->tag);
+  hear_counts(l, c, event);
+  c->cached = event->cached;
   c->state = quire_sim_state(c->state, event->token);
   c->got++;
   for (int32_t i = 0; i < c->stop_count; i++) {
@@ -295,12 +319,33 @@ static void watch_progress(struct life *l) {
   }
 }
 
+/* The step's rows and draws are counted as its plan has them, but for entries that failed. */
+static void check_counts(struct life *l, const struct quire_engine_stats *before) {
+  const struct quire_engine_stats *after = &l->s.engine->stats;
+  const struct quire_step_plan *plan = l->s.engine->plan;
+  const struct quire_step_entry *entries = quire_step_plan_entries(plan);
+  int64_t rows[2] = {0, 0}, draws = 0;
+  for (int32_t i = 0; after->steps > before->steps && i < plan->entry_count; i++) {
+    rows[entries[i].kind] += entries[i].end - entries[i].begin;
+    draws += (entries[i].flags & QUIRE_ENTRY_SAMPLE) != 0;
+  }
+  int64_t prefilled = after->prefill_tokens - before->prefill_tokens;
+  int64_t decoded = after->decode_tokens - before->decode_tokens, drawn = after->drawn_tokens - before->drawn_tokens;
+  bool all = prefilled == rows[QUIRE_ENTRY_PREFILL] && decoded == rows[QUIRE_ENTRY_DECODE] && drawn == draws;
+  bool some = prefilled <= rows[QUIRE_ENTRY_PREFILL] && decoded <= rows[QUIRE_ENTRY_DECODE] && drawn <= draws;
+  EXPECT(l, all || (some && l->s.sim.nonfinite_per_million > 0),
+         "%lld and %lld rows are counted, %lld draws, of %lld and %lld, %lld", (long long)prefilled, (long long)decoded,
+         (long long)drawn, (long long)rows[QUIRE_ENTRY_PREFILL], (long long)rows[QUIRE_ENTRY_DECODE], (long long)draws);
+}
+
 static void tick(struct life *l) {
+  struct quire_engine_stats before = l->s.engine->stats;
   struct quire_error error = {0};
   enum quire_status status = quire_engine_tick(l->s.engine, ++l->now_ns, &error);
   EXPECT(l, status == QUIRE_OK, "%s: %s", error.where, error.text);
   bool lawful = quire_engine_check_laws(l->s.engine, &error);
   EXPECT(l, lawful, "%s: %s", error.where, error.text);
+  check_counts(l, &before);
   hear(l);
   watch_progress(l);
 }

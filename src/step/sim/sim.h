@@ -7,7 +7,7 @@
  * (the next that no bias forbids, where one does), and with `verify` a row's state is where its bytes would be: in its page, or in the local segment of its home, found
  * through the page tables that the plans announced. So a page that is missing, stale, another request's, written twice
  * or read before its fence gives other tokens than the request alone has, or stops the step with QUIRE_ERR_RANK and a
- * text that names it. Without `verify` the state of the row before is taken as 0 and nothing is kept: for benches and
+ * text that names it; so does an entry that draws without a record after one that it may not go on with. Without `verify` the state of the row before is taken as 0 and nothing is kept: for benches and
  * as the stub model of the server, where only the token before and the position decide.
  *
  * Faults come from the seed: rows that are not finite, a rank that fails, commands that are late or fail. Time is the

@@ -35,6 +35,7 @@ struct sim_executor {
   const struct quire_step_plan *plan; /* in flight */
   struct quire_step_ack *ack;
   uint64_t *seeds; /* [requests_max] that a request draws with */
+  bool *plain;     /* [requests_max] may it go on drawing so without a record? */
   uint64_t epoch;
   bool failed;
   /* verify */
@@ -83,6 +84,7 @@ static struct sim_executor *carve_sim(const struct quire_step_config *config, st
   struct sim_executor *x = quire_carve(carve, 1, sizeof *x);
   struct quire_step_ack *ack = quire_carve(carve, 1, (size_t)quire_step_ack_bytes(&config->limits));
   uint64_t *seeds = quire_carve(carve, config->requests_max, sizeof *seeds);
+  bool *plain = quire_carve(carve, config->requests_max, sizeof *plain);
   struct row *rows = quire_carve(carve, pages * config->geometry.page_tokens, sizeof *rows);
   struct page_mark *marks = quire_carve(carve, pages, sizeof *marks);
   struct row *local = quire_carve(carve, ranks * requests * config->local_rows, sizeof *local);
@@ -91,6 +93,7 @@ static struct sim_executor *carve_sim(const struct quire_step_config *config, st
   if (x != NULL) {
     x->ack = ack;
     x->seeds = seeds;
+    x->plain = plain;
     x->rows = rows;
     x->marks = marks;
     x->local = local;
@@ -279,6 +282,20 @@ static int32_t allowed_token(const struct sim_executor *x, const struct quire_st
   return token;
 }
 
+/* Who draws without a record has drawn before, without lists and places that were that plan's. */
+static enum quire_status check_draw(struct sim_executor *x, const struct quire_step_entry *e) {
+  const struct quire_step_sampling *record = quire_step_entry_sampling(x->plan, &x->config.limits, e);
+  if ((e->flags & QUIRE_ENTRY_SAMPLE) == 0) {
+    return QUIRE_OK;
+  }
+  if (record != NULL) {
+    x->plain[e->request] = record->bias_count == 0 && record->top_count == 0 && !quire_step_sampling_penalises(record);
+  }
+  return record != NULL || x->plain[e->request]
+             ? QUIRE_OK
+             : fault(x, e, "draws without a record, and its last was of that step alone", e->end);
+}
+
 static void draw(struct sim_executor *x, int32_t entry, uint64_t state) {
   const struct quire_step_entry *e = quire_step_plan_entries(x->plan) + entry;
   struct quire_step_result *result = quire_step_ack_results(x->ack) + entry;
@@ -312,6 +329,7 @@ static enum quire_status run_verified(struct sim_executor *x) {
   for (int32_t i = 0; status == QUIRE_OK && i < x->plan->entry_count; i++) {
     uint64_t state = 0;
     status = compute_rows(x, &entries[i], &state);
+    status = status != QUIRE_OK ? status : check_draw(x, &entries[i]);
     draw(x, i, state);
   }
   return status;
