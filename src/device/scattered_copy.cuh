@@ -41,6 +41,8 @@
 #define QUIRE_SCATTER_WARPS 8 /* of large items */
 #define QUIRE_SCATTER_STAGES 5
 #define QUIRE_SCATTER_STAGE 5376 /* bytes */
+/* Of a launch: a warp steps beyond the last by those of all. */
+#define QUIRE_SCATTER_PIECES_MAX (1 << 30)
 #define QUIRE_SCATTER_SHARED (QUIRE_SCATTER_WARPS * QUIRE_SCATTER_STAGES * QUIRE_SCATTER_STAGE)
 
 /* An item of `bytes` as equal pieces that fit a stage and begin at multiples of 128. */
@@ -49,13 +51,18 @@ struct quire_scatter_split {
   uint32_t piece_bytes;
 };
 
-static inline struct quire_scatter_split quire_scatter_split(uint32_t bytes) {
-  uint32_t pieces = (bytes + QUIRE_SCATTER_STAGE - 1) / QUIRE_SCATTER_STAGE;
-  return {(int32_t)pieces, pieces == 0 ? 0 : ((bytes + pieces - 1) / pieces + 127) / 128 * 128};
+static constexpr struct quire_scatter_split quire_scatter_split(uint32_t bytes) {
+  uint32_t pieces = bytes / QUIRE_SCATTER_STAGE + (bytes % QUIRE_SCATTER_STAGE != 0);
+  return {(int32_t)pieces, pieces == 0 ? 0 : (bytes / pieces + (bytes % pieces != 0) + 127) / 128 * 128};
 }
+static_assert(quire_scatter_split(UINT32_MAX).pieces == 798916 &&
+                  quire_scatter_split(UINT32_MAX).piece_bytes == QUIRE_SCATTER_STAGE,
+              "the largest item");
 
 /* Is an item so small that several make a batch? */
-static inline bool quire_scatter_is_small(uint32_t bytes_max) { return bytes_max * 2 <= QUIRE_SCATTER_BATCH * 16; }
+static constexpr bool quire_scatter_is_small(uint32_t bytes_max) { return bytes_max <= QUIRE_SCATTER_BATCH * 16 / 2; }
+static_assert(quire_scatter_is_small(2048) && !quire_scatter_is_small(2049) && !quire_scatter_is_small(1u << 31),
+              "several make a batch");
 
 static __device__ __forceinline__ bool quire_scatter_fast(const struct quire_copy &item) {
   return (((uint64_t)item.target | (uint64_t)item.source | item.bytes) & 15) == 0;
@@ -268,7 +275,8 @@ static inline unsigned quire_scatter_grid(int64_t warps, int32_t warps_a_block, 
   return (unsigned)(blocks < width ? blocks : width);
 }
 
-/* Launch on at most `width` multiprocessors of the current device; pieces and count > 0. claims: a zero on the device, of
+/* Launch on at most `width` multiprocessors of the current device; pieces and count > 0, pieces at
+ * most QUIRE_SCATTER_PIECES_MAX. claims: a zero on the device, of
  * this launch alone, if all items are multiples of 16 in address and size; or NULL. */
 template <typename Items>
 static inline cudaError_t quire_scatter_large_launch(const Items &items, int32_t pieces, int32_t width,

@@ -317,6 +317,22 @@ static void expect_list(struct desk *desk, int32_t count, uint32_t bytes_max, bo
   quire_memory_destroy(target);
 }
 
+/* The bound may be far above what there is to copy. */
+static void expect_loose_list(struct desk *desk, uint32_t bytes_max) {
+  enum { BYTES = 5392 };
+  struct quire_memory *memory = memory_of(desk->device, 2 * BYTES);
+  struct quire_copy *list = (struct quire_copy *)(void *)(desk->host + 4 * BYTES);
+  randomise(&desk->random, desk->host, 2 * BYTES);
+  quire_stream_copy(desk->stream, quire_memory_base(memory), desk->host, 2 * BYTES);
+  list[0] = (struct quire_copy){(uint8_t *)quire_memory_base(memory) + BYTES, quire_memory_base(memory), BYTES};
+  quire_stream_copy_list(desk->stream, list, 1, bytes_max, 0);
+  quire_stream_copy(desk->stream, desk->host + 2 * BYTES, quire_memory_base(memory), 2 * BYTES);
+  settle(desk);
+  assert_memory_equal(desk->host + 2 * BYTES, desk->host, BYTES);
+  assert_memory_equal(desk->host + 3 * BYTES, desk->host, BYTES);
+  quire_memory_destroy(memory);
+}
+
 static void lists(struct desk *desk) {
   quire_stream_copy_list(desk->stream, NULL, 0, 100, 0);
   expect_list(desk, 1, 16, true, 0);
@@ -329,6 +345,8 @@ static void lists(struct desk *desk) {
   expect_list(desk, 509, 2064, true, 0); /* at the border between small and large */
   expect_list(desk, 509, 2048, true, 0);
   expect_list(desk, 300, 5, false, 0);
+  expect_loose_list(desk, (uint32_t)1 << 31);
+  expect_loose_list(desk, UINT32_MAX);
 }
 
 static void lists_of_copies_match_the_oracle(void **state) {

@@ -43,7 +43,13 @@ cudaError_t quire_cuda_copy_list(const struct quire_copy *list, int32_t count, u
   if (quire_scatter_is_small(bytes_max)) {
     return quire_scatter_small_launch(items, count, bytes_max, width > 0 ? width : WIDTH_DEFAULT_SMALL, stream);
   }
-  return quire_scatter_large_launch(items, count * items.split.pieces, width > 0 ? width : WIDTH_DEFAULT, NULL, stream);
+  cudaError_t error = cudaSuccess;
+  int32_t most = QUIRE_SCATTER_PIECES_MAX / items.split.pieces;
+  for (int32_t some; error == cudaSuccess && count > 0; count -= some, items.list += some) {
+    some = count < most ? count : most;
+    error = quire_scatter_large_launch(items, some * items.split.pieces, width > 0 ? width : WIDTH_DEFAULT, NULL, stream);
+  }
+  return error;
 }
 
 cudaError_t quire_cuda_delay(uint32_t ns, cudaStream_t stream) {
