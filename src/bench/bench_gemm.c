@@ -2,8 +2,11 @@
  * with many layers does, x and y stay.
  *
  *   M = 1         the bytes of the weights over a read of the same bytes
- *   M = 64, 256   oneDNN with weights packed beforehand into its own layout, which quire's, used as a checkpoint has
- *                 them, are not; without oneDNN the dot product from registers is the only ceiling */
+ *   M = 64, 256   oneDNN with weights packed beforehand into its own layout; without oneDNN the dot product from
+ *                 registers is the only ceiling
+ *
+ * quire's weights are packed at load (--weights packed), where the kernels have that layout; beside them, without a bar,
+ * the same product with weights as a checkpoint has them (--weights mapped). */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,6 +49,19 @@ static void ours(void *context) {
 static void theirs(void *context) {
   struct side *s = context;
   bench_dnnl_product_run(s->product, s->gemm.x, NULL, s->gemm.y);
+}
+
+/* The same product with its weights as rows. */
+static struct side as_rows(const struct side *side) {
+  struct side rows = *side;
+  rows.gemm.w.layout = QUIRE_WEIGHT_ROWS;
+  return rows;
+}
+
+/* The last side of a case, where it is not the subject itself. */
+static void add_rows(struct bench_case *c, struct side *rows, double units) {
+  c->side[c->sides++] = (struct bench_side){"mapped", ours, NULL, rows, units};
+  c->bar[c->bars++] = (struct bench_bar){c->sides - 1, 0, false, 0};
 }
 
 static void close_pools(struct pools *p) {
@@ -116,6 +132,9 @@ static struct side make_side(const struct bench *bench, const struct pools *p, c
       .ld = k,
       .scale_ld = fp8 ? (int32_t)((k + QUIRE_FP8_BLOCK - 1) / QUIRE_FP8_BLOCK) : 0,
   };
+  if (bench->kernels->pack_weight != NULL && quire_weight_can_pack(&side.gemm.w)) {
+    side.gemm.w.layout = QUIRE_WEIGHT_PACKED; /* of random weights any layout is one */
+  }
   side.gemm.scratch = p->scratch;
   side.gemm.x_ld = k;
   side.gemm.y_ld = n;
@@ -144,6 +163,10 @@ static enum quire_status measure_row(struct bench *bench, const struct product *
                {"cold read", bench_read_work, NULL, &read, (double)read.piece_bytes}},
       .bar = {{1, product->dtype == QUIRE_DTYPE_FP8 ? 0.85 : 0.9, false, 0}},
   };
+  struct side mapped = as_rows(side);
+  if (side->gemm.w.layout == QUIRE_WEIGHT_PACKED) {
+    add_rows(&c, &mapped, (double)side->weight_bytes);
+  }
   return bench_measure(bench, &c, NULL, error_out);
 }
 
@@ -172,6 +195,10 @@ static enum quire_status measure_rows(struct bench *bench, const struct product 
   if (side->product != NULL) {
     c.side[c.sides++] = (struct bench_side){"oneDNN", theirs, NULL, side, operations};
     c.bar[c.bars++] = (struct bench_bar){2, 0.9, false, 0};
+  }
+  struct side mapped = as_rows(side);
+  if (side->gemm.w.layout == QUIRE_WEIGHT_PACKED) {
+    add_rows(&c, &mapped, operations);
   }
   enum quire_status status = bench_measure(bench, &c, NULL, error_out);
   bench_dnnl_product_destroy(side->product);

@@ -99,7 +99,7 @@ static bool kernels_agree(void) {
       continue;
     }
     struct quire_gemm gemm = {.x = x, .y = y[tables > 0], .x_dtype = QUIRE_DTYPE_F32, .y_dtype = QUIRE_DTYPE_F32};
-    gemm.w = (struct quire_weight){w, scale, QUIRE_DTYPE_FP8, N, K, K, 2};
+    gemm.w = (struct quire_weight){w, scale, QUIRE_DTYPE_FP8, QUIRE_WEIGHT_ROWS, N, K, K, 2};
     gemm.m = M;
     gemm.x_ld = K;
     gemm.y_ld = N;

@@ -40,6 +40,7 @@ static const struct quire_kernels avx512_kernels = {
     .sample = quire_sample_avx512,
     .score = quire_score_avx512,
     .finite = quire_finite_cpu,
+    .pack_weight = quire_weight_pack_avx512,
 };
 
 static const struct quire_kernels portable_kernels = {

@@ -33,11 +33,14 @@ extern "C" {
 
 enum quire_dtype { QUIRE_DTYPE_F32, QUIRE_DTYPE_BF16, QUIRE_DTYPE_FP8 };
 
-/* A weight matrix W [n, k], row-major, y = W x. fp8: W[o,i] = e4m3(data[o,i]) * scale[o/128, i/128]. */
+enum quire_weight_layout { QUIRE_WEIGHT_ROWS, QUIRE_WEIGHT_PACKED /* by pack_weight, for bf16 x alone */ };
+
+/* A weight matrix W [n, k], row-major unless packed, y = W x. fp8: W[o,i] = e4m3(data[o,i]) * scale[o/128, i/128]. */
 struct quire_weight {
   const void *data;
   const float *scale; /* [ceil(n/128), scale_ld], fp8 only */
   enum quire_dtype dtype;
+  enum quire_weight_layout layout;
   int32_t n;
   int32_t k;
   int64_t ld;       /* elements, >= k */
@@ -56,7 +59,7 @@ struct quire_gemm {
   int32_t m;
   int64_t x_ld;
   int64_t y_ld;
-  uint8_t *scratch; /* quire_gemm_scratch_bytes, or NULL: the same bytes, slower where rows are many */
+  uint8_t *scratch; /* quire_gemm_scratch_bytes, or NULL: the same bytes, slower where rows are many; packed: needed */
 };
 
 /* y = gain * x / sqrt(mean(x^2) + eps), f32 statistics; y f32 or bf16 (arithmetic.md 5). */
@@ -340,6 +343,9 @@ struct quire_kernels {
   void (*sample)(struct quire_stream *, struct quire_sample);
   void (*score)(struct quire_stream *, struct quire_score);
   void (*finite)(struct quire_stream *, struct quire_finite);
+  /* Lays a weight out for this table: the same outputs, faster. On the calling thread. packed_out refers to data
+   * (quire_weight_packed_bytes, aligned to 64) and to rows' scales. May be NULL. */
+  void (*pack_weight)(const struct quire_weight *rows, void *data, struct quire_weight *packed_out);
 };
 
 /* Tables by name, best first; NULL past the end. */
@@ -354,6 +360,9 @@ enum quire_status quire_kernels_find(const char *name, const struct quire_kernel
 uint32_t quire_kernels_enter(void);
 void quire_kernels_leave(uint32_t control);
 
+/* Whether a weight has a packed layout (bf16 with k a multiple of 32, fp8 of 128), and its bytes there. */
+bool quire_weight_can_pack(const struct quire_weight *rows);
+int64_t quire_weight_packed_bytes(const struct quire_weight *rows);
 /* Scratch of the operations for m rows and a team of `threads`. */
 int64_t quire_gemm_scratch_bytes(int32_t m, int32_t k, int threads);
 int64_t quire_select_scratch_bytes(int32_t heads, int32_t topk, int32_t limit_max, int threads);

@@ -8,6 +8,7 @@ struct product {
   float *x_wide; /* [m][k] */
   float *want;   /* [m][n] */
   void *y;
+  void *packed;     /* the weight again, where it can be packed */
   uint8_t *scratch; /* of teams of up to TEST_THREADS_MAX, GUARD bytes behind it */
   int64_t scratch_bytes;
 };
@@ -18,6 +19,7 @@ static void product_make(struct product *p, enum quire_dtype x_dtype, enum quire
                          int32_t k) {
   int64_t x_ld = k + test_between(&rng, 0, 3);
   p->weight = test_weight_make(&rng, w_dtype, n, k, 0.1f);
+  p->packed = NULL;
   p->x = test_alloc(((int64_t)(m > 0 ? m - 1 : 0) * x_ld + k) * oracle_bytes(x_dtype));
   p->x_wide = test_alloc((int64_t)m * k * 4);
   p->want = test_alloc((int64_t)m * n * 4);
@@ -49,38 +51,72 @@ static void product_free(struct product *p) {
   free(p->x_wide);
   free(p->want);
   free(p->y);
+  free(p->packed);
   free(p->scratch);
 }
 
-/* Runs it through every table and team, with scratch of any alignment or none, and compares; columns beyond n and bytes
- * behind the scratch must stay poison. */
-static void product_check(struct product *p) {
+/* Runs it on one team, with scratch of any alignment or none, and compares; columns beyond n and bytes behind the
+ * scratch must stay poison. */
+static void product_run(struct product *p, const struct quire_kernels *kernels, int threads) {
   struct quire_gemm *g = &p->gemm;
   int32_t n = g->w.n;
-  for (int kernels = 0; kernels < world.kernel_count; kernels++) {
-    for (int threads = 0; threads < TEST_THREADS_MAX; threads++) {
-      g->y_dtype = test_between(&rng, 0, 1) ? QUIRE_DTYPE_BF16 : QUIRE_DTYPE_F32;
-      memset(p->y, 0xff, (size_t)((int64_t)g->m * g->y_ld * 4));
-      int64_t unaligned = test_between(&rng, 0, GUARD - 1);
-      memset(p->scratch, 0xff, (size_t)(p->scratch_bytes + GUARD));
-      g->scratch = test_between(&rng, 0, 3) ? p->scratch + unaligned : NULL;
-      world.kernels[kernels]->gemm(world.stream[threads], *g);
-      for (int64_t i = unaligned; i < GUARD; i++) {
-        assert_int_equal(p->scratch[p->scratch_bytes + i], 0xff);
+  g->y_dtype = test_between(&rng, 0, 1) ? QUIRE_DTYPE_BF16 : QUIRE_DTYPE_F32;
+  memset(p->y, 0xff, (size_t)((int64_t)g->m * g->y_ld * 4));
+  int64_t unaligned = test_between(&rng, 0, GUARD - 1);
+  memset(p->scratch, 0xff, (size_t)(p->scratch_bytes + GUARD));
+  bool with = g->w.layout == QUIRE_WEIGHT_PACKED || test_between(&rng, 0, 3) > 0;
+  g->scratch = with ? p->scratch + unaligned : NULL;
+  kernels->gemm(world.stream[threads], *g);
+  for (int64_t i = unaligned; i < GUARD; i++) {
+    assert_int_equal(p->scratch[p->scratch_bytes + i], 0xff);
+  }
+  for (int64_t r = 0; r < g->m; r++) {
+    if (g->y_dtype == QUIRE_DTYPE_F32) {
+      const float *y = (const float *)p->y + r * g->y_ld;
+      test_check_rows(kernels->name, y, p->want + r * n, n);
+      for (int64_t c = n; c < g->y_ld; c++) {
+        assert_int_equal(quire_bits_of(y[c]), 0xffffffffu);
       }
-      for (int64_t r = 0; r < g->m; r++) {
-        if (g->y_dtype == QUIRE_DTYPE_F32) {
-          const float *y = (const float *)p->y + r * g->y_ld;
-          test_check_rows(world.kernels[kernels]->name, y, p->want + r * n, n);
-          for (int64_t c = n; c < g->y_ld; c++) {
-            assert_int_equal(quire_bits_of(y[c]), 0xffffffffu);
-          }
-        } else {
-          test_check_bf16(world.kernels[kernels]->name, (const uint16_t *)p->y + r * g->y_ld, p->want + r * n, n);
-        }
+    } else {
+      test_check_bf16(kernels->name, (const uint16_t *)p->y + r * g->y_ld, p->want + r * n, n);
+    }
+  }
+}
+
+/* Packs the weight of a product, with poison behind the bytes it may write. */
+static void product_pack(struct product *p, const struct quire_kernels *kernels, struct quire_weight *packed_out) {
+  int64_t bytes = quire_weight_packed_bytes(&p->weight.w);
+  free(p->packed);
+  p->packed = aligned_alloc(64, (size_t)bytes + 64);
+  assert_non_null(p->packed);
+  memset(p->packed, 0xff, (size_t)bytes + 64);
+  kernels->pack_weight(&p->weight.w, p->packed, packed_out);
+  assert_int_equal(packed_out->layout, QUIRE_WEIGHT_PACKED);
+  for (int64_t i = 0; i < 64; i++) {
+    assert_int_equal(((const uint8_t *)p->packed)[bytes + i], 0xff);
+  }
+}
+
+/* Through every table and team, and with packed weights where a table has them. */
+static void product_check(struct product *p) {
+  for (int index = 0; index < world.kernel_count; index++) {
+    const struct quire_kernels *kernels = world.kernels[index];
+    struct quire_weight packed;
+    bool both =
+        kernels->pack_weight != NULL && p->gemm.x_dtype == QUIRE_DTYPE_BF16 && quire_weight_can_pack(&p->weight.w);
+    if (both) {
+      product_pack(p, kernels, &packed);
+    }
+    for (int threads = 0; threads < TEST_THREADS_MAX; threads++) {
+      p->gemm.w = p->weight.w;
+      product_run(p, kernels, threads);
+      if (both) {
+        p->gemm.w = packed;
+        product_run(p, kernels, threads);
       }
     }
   }
+  p->gemm.w = p->weight.w;
 }
 
 static void check_shape(int32_t m, int32_t n, int32_t k) {
@@ -123,6 +159,34 @@ static void test_packed(void **state) {
   check_shape(128, 256, 1024);
   check_shape(131, 275, 1071);
   check_shape(300, 257, 1100);
+}
+
+/* Weights packed at load: few rows and many, short k and long, ends of panels and of groups, blocks of rows. */
+static void test_prepacked(void **state) {
+  (void)state;
+  struct quire_weight odd = {.dtype = QUIRE_DTYPE_BF16, .n = 32, .k = 48, .ld = 48};
+  assert_false(quire_weight_can_pack(&odd));
+  odd.dtype = QUIRE_DTYPE_FP8;
+  odd.k = 160;
+  assert_false(quire_weight_can_pack(&odd));
+  odd.k = 128;
+  assert_true(quire_weight_can_pack(&odd));
+  odd.layout = QUIRE_WEIGHT_PACKED;
+  assert_false(quire_weight_can_pack(&odd));
+  static const int32_t rows[] = {1, 2, 3, 4, 5, 8, 9, 17, 33, 64, 95};
+  static const int32_t depths[] = {32, 64, 96, 128, 160, 192, 256, 288, 384, 512, 640, 1024};
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t j = 0; j < sizeof depths / sizeof depths[0]; j++) {
+      check_shape(rows[i], test_between(&rng, 1, 140), depths[j]);
+    }
+  }
+  check_shape(1, 300, 1536);
+  check_shape(1, 70, 8320);   /* a row that is packed */
+  check_shape(2, 1000, 2048); /* enough work for a team */
+  check_shape(257, 260, 128);
+  check_shape(300, 140, 256);
+  check_shape(300, 257, 1152);
+  check_shape(515, 70, 640);
 }
 
 static void test_random_shapes(void **state) {
@@ -212,9 +276,9 @@ static void test_accuracy(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_shapes),        cmocka_unit_test(test_team),  cmocka_unit_test(test_packed),
-      cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_batch), cmocka_unit_test(test_specials),
-      cmocka_unit_test(test_accuracy),
+      cmocka_unit_test(test_shapes),    cmocka_unit_test(test_team),          cmocka_unit_test(test_packed),
+      cmocka_unit_test(test_prepacked), cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_batch),
+      cmocka_unit_test(test_specials),  cmocka_unit_test(test_accuracy),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

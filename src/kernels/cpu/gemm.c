@@ -7,7 +7,7 @@
  *
  * Where k takes several chunks four n-tiles share a block: rows of x too many for the near caches come a quarter as
  * often. Many rows with a short k go by way of panels (gemm_panel.h), with a long one and scratch both operands are packed
- * (gemm_packed.h).
+ * (gemm_packed.h). Weights packed at load have ways of their own (gemm_prepacked.h).
  *
  * Rejected: folding the lanes at each 128 block of an fp8 weight (three times the shuffles), and keys as lanes as in
  * the indexer (needs packed weights); a fold by blends (fewer shuffles, slower). */
@@ -18,6 +18,7 @@
 #include "base/assert.h"
 #include "kernels/cpu/gemm_packed.h"
 #include "kernels/cpu/gemm_panel.h"
+#include "kernels/cpu/gemm_prepacked.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/run.h"
 
@@ -356,6 +357,7 @@ void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gem
   enum quire_dtype dot_type = bf16 ? QUIRE_DTYPE_BF16 : QUIRE_DTYPE_F32;
   struct plan p = {.isa = isa, .gemm = gemm, .stage = &stage, .bf16 = bf16, .step = bf16 ? 32 : 16};
   QUIRE_ASSERT(gemm->x_dtype != QUIRE_DTYPE_FP8 && gemm->y_dtype != QUIRE_DTYPE_FP8);
+  QUIRE_ASSERT(gemm->w.layout == QUIRE_WEIGHT_ROWS);
   if (part.row_begin >= part.row_end || part.column_begin >= part.column_end) {
     return;
   }
@@ -583,7 +585,9 @@ static void gemm_run(void *args, struct quire_team *team) {
   const struct quire_gemm *gemm = &run->gemm;
   int64_t rows = gemm->m < ROW_GROUP ? ROW_GROUP : gemm->m;
   struct quire_team *useful = quire_cpu_team(team, rows * gemm->w.n * gemm->w.k / QUIRE_CPU_MACS);
-  if (quire_packed_suits(run->isa, gemm)) {
+  if (gemm->w.layout == QUIRE_WEIGHT_PACKED) {
+    quire_prepacked_run(run->isa, gemm, useful);
+  } else if (quire_packed_suits(run->isa, gemm)) {
     quire_packed_run(run->isa, gemm, useful);
   } else {
     quire_cpu_run(useful, member, args);
@@ -593,6 +597,7 @@ static void gemm_run(void *args, struct quire_team *team) {
 static void launch(struct quire_stream *stream, const struct quire_gemm_isa *isa, const struct quire_gemm *gemm) {
   struct gemm_run run = {.isa = isa, .gemm = *gemm};
   QUIRE_ASSERT(gemm->m >= 0 && gemm->w.n > 0 && gemm->w.k > 0);
+  QUIRE_ASSERT(gemm->w.layout == QUIRE_WEIGHT_ROWS || (isa->prepacked != NULL && gemm->x_dtype == QUIRE_DTYPE_BF16));
   if (gemm->m > 0) {
     quire_stream_launch(stream, gemm_run, &run, sizeof run);
   }

@@ -49,10 +49,12 @@ struct quire_gemm_row {
 
 struct quire_panel_isa;
 struct quire_packed_isa;
+struct quire_prepacked_isa;
 
 struct quire_gemm_isa {
-  const struct quire_panel_isa *panel;   /* gemm_panel.h; NULL: tiles serve any number of rows */
-  const struct quire_packed_isa *packed; /* gemm_packed.h; NULL: as above */
+  const struct quire_panel_isa *panel;         /* gemm_panel.h; NULL: tiles serve any number of rows */
+  const struct quire_packed_isa *packed;       /* gemm_packed.h; NULL: as above */
+  const struct quire_prepacked_isa *prepacked; /* gemm_prepacked.h; NULL: weights are rows */
   /* Reads weights where they lie, decodes them in registers, and asks for those that come next in the order of memory:
    * few rows are bound by reading them. False, and nothing done, where the processor cannot. */
   bool (*row)(const struct quire_gemm_row *row);
@@ -74,7 +76,7 @@ struct quire_gemm_part {
   int64_t column_begin, column_end;
 };
 
-/* Computes one part of a product on the calling thread. */
+/* Computes one part of a product whose weight is rows, on the calling thread. */
 void quire_gemm_compute(const struct quire_gemm_isa *isa, const struct quire_gemm *gemm, struct quire_gemm_part part);
 
 /* The part of a member: columns where there are enough of them, else rows. */
@@ -85,5 +87,6 @@ void quire_bf16_to_f32(const uint16_t *x, float *y, int64_t n);
 
 void quire_gemm_portable(struct quire_stream *stream, struct quire_gemm gemm);
 void quire_gemm_avx512(struct quire_stream *stream, struct quire_gemm gemm);
+void quire_weight_pack_avx512(const struct quire_weight *rows, void *data, struct quire_weight *packed_out);
 
 #endif

@@ -8,6 +8,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_packed.h"
 #include "kernels/cpu/gemm_panel.h"
+#include "kernels/cpu/gemm_prepacked.h"
 #include "kernels/cpu/lanes_avx512.h"
 
 /* Level h = 8: lanes i + i+8; a in the low half, b in the high. */
@@ -428,6 +429,7 @@ static void e4m3_to_f32(const uint8_t *x, float *y, int64_t n) {
 const struct quire_gemm_isa quire_gemm_isa_avx512 = {
     .panel = &quire_panel_isa_avx512,
     .packed = &quire_packed_isa_avx512,
+    .prepacked = &quire_prepacked_isa_avx512,
     .row = row,
     .tile_bf16 = tile_bf16,
     .tile_f32 = tile_f32,

@@ -37,15 +37,16 @@ struct stage {
 struct plan {
   const struct quire_gemm_isa *isa;
   const struct quire_gemm *gemm;
-  uint32_t *x, *w; /* packed; w: two panels of each member */
+  struct quire_packed_rows x;
+  uint32_t *w; /* two panels of each member */
   int64_t row;
   int32_t rows;
   int32_t steps;
-  bool aliased;               /* columns of W lie a multiple of ALIAS_BYTES apart */
-  int64_t x_stride, w_stride; /* between lanes */
+  bool aliased;     /* columns of W lie a multiple of ALIAS_BYTES apart */
+  int64_t w_stride; /* between lanes */
 };
 
-static int64_t x_lane(int64_t rows, int64_t steps) {
+int64_t quire_packed_x_stride(int64_t rows, int64_t steps) {
   int64_t packed = (rows + PACK_ROWS - 1) / PACK_ROWS * PACK_ROWS;
   return packed * steps + LINE_WORDS;
 }
@@ -56,8 +57,8 @@ int64_t quire_gemm_scratch_bytes(int32_t m, int32_t k, int threads) {
   int64_t rows = m < QUIRE_PACKED_BLOCK ? m : QUIRE_PACKED_BLOCK;
   int64_t steps = ((int64_t)k + STEP - 1) / STEP;
   QUIRE_ASSERT(m >= 0 && k > 0 && threads > 0);
-  return CACHE_LINE +
-         (x_lane(rows, steps) + 2 * threads * w_lane(steps)) * QUIRE_GEMM_LANES * (int64_t)sizeof(uint32_t);
+  return CACHE_LINE + (quire_packed_x_stride(rows, steps) + 2 * threads * w_lane(steps)) * QUIRE_GEMM_LANES *
+                          (int64_t)sizeof(uint32_t);
 }
 
 /* 16 rows of one operand, from element k on, at most a unit. */
@@ -65,49 +66,60 @@ struct source {
   const uint8_t *data; /* first row, at element k */
   enum quire_dtype dtype;
   int64_t ld;
-  int64_t k; /* elements that are left */
+  const int32_t *index; /* of the rows; NULL: they follow one another */
+  int64_t k;            /* elements that are left */
   int32_t rows;
 };
 
-/* Packs a unit, by way of the stage where rows or steps are not whole or elements are fp8. */
-static void unit_pack(const struct plan *p, struct source from, struct stage *stage, struct quire_packed_place to) {
+/* Packs a unit, by way of the stage where rows or steps are not whole, rows lie apart or elements are fp8. */
+static void unit_pack(const struct quire_gemm_isa *isa, struct source from, uint16_t *stage,
+                      struct quire_packed_place to) {
   int32_t n = from.k < UNIT_ELEMENTS ? (int32_t)from.k : UNIT_ELEMENTS;
   int32_t steps = (n + STEP - 1) / STEP;
   const uint16_t *rows = (const uint16_t *)(const void *)from.data;
-  if (from.dtype == QUIRE_DTYPE_FP8 || from.rows < PACK_ROWS || n % STEP != 0) {
+  if (from.dtype == QUIRE_DTYPE_FP8 || from.rows < PACK_ROWS || n % STEP != 0 || from.index != NULL) {
     for (int32_t r = 0; r < PACK_ROWS; r++) {
-      uint16_t *y = stage->rows + r * UNIT_ELEMENTS;
+      uint16_t *y = stage + r * UNIT_ELEMENTS;
       int32_t filled = r < from.rows ? n : 0;
+      int64_t row = filled > 0 && from.index != NULL ? from.index[r] : r;
       if (filled > 0 && from.dtype == QUIRE_DTYPE_FP8) {
-        p->isa->e4m3_to_bf16(from.data + r * from.ld, y, filled);
+        isa->e4m3_to_bf16(from.data + row * from.ld, y, filled);
       } else if (filled > 0) {
-        memcpy(y, rows + r * from.ld, (size_t)filled * 2);
+        memcpy(y, rows + row * from.ld, (size_t)filled * 2);
       }
       memset(y + filled, 0, (size_t)(steps * STEP - filled) * 2);
     }
-    rows = stage->rows;
+    rows = stage;
     from.ld = UNIT_ELEMENTS;
   }
-  p->isa->packed->pack(rows, from.ld, steps, to);
+  isa->packed->pack(rows, from.ld, steps, to);
 }
 
 /* --- x --- */
 
-static void x_share(void *context, int member, int threads) {
-  const struct plan *p = context;
-  const struct quire_gemm *g = p->gemm;
-  struct stage stage;
-  int64_t begin, end, group_words = (int64_t)p->steps * QUIRE_PACKED_ROWS;
-  quire_team_share(p->rows, PACK_ROWS, member, threads, &begin, &end);
+void quire_packed_x(const struct quire_gemm_isa *isa, const struct quire_packed_rows *from, int64_t begin,
+                    int64_t end) {
+  _Alignas(64) uint16_t stage[PACK_ROWS * UNIT_ELEMENTS];
+  int64_t group_words = (from->k + STEP - 1) / STEP * (int64_t)QUIRE_PACKED_ROWS;
+  QUIRE_ASSERT((begin == end || begin % PACK_ROWS == 0) && end <= from->rows);
   for (int64_t row = begin; row < end; row += PACK_ROWS) {
-    const uint16_t *x = (const uint16_t *)g->x + (p->row + row) * g->x_ld;
-    for (int64_t k = 0; k < g->w.k; k += UNIT_ELEMENTS) {
-      struct source from = {(const uint8_t *)(x + k), QUIRE_DTYPE_BF16, g->x_ld, g->w.k - k, PACK_ROWS};
-      from.rows = (int32_t)(end - row < PACK_ROWS ? end - row : PACK_ROWS);
-      uint32_t *at = p->x + row / QUIRE_PACKED_ROWS * group_words + k / STEP * QUIRE_PACKED_ROWS;
-      unit_pack(p, from, &stage, (struct quire_packed_place){{at, at + group_words}, p->x_stride, QUIRE_PACKED_ROWS});
+    const uint16_t *x = from->index != NULL ? from->x : from->x + row * from->ld;
+    for (int64_t k = 0; k < from->k; k += UNIT_ELEMENTS) {
+      struct source source = {(const uint8_t *)(x + k), QUIRE_DTYPE_BF16, from->ld, NULL, from->k - k, PACK_ROWS};
+      source.index = from->index != NULL ? from->index + row : NULL;
+      source.rows = (int32_t)(end - row < PACK_ROWS ? end - row : PACK_ROWS);
+      uint32_t *at = from->to + row / QUIRE_PACKED_ROWS * group_words + k / STEP * QUIRE_PACKED_ROWS;
+      struct quire_packed_place to = {{at, at + group_words}, from->stride, QUIRE_PACKED_ROWS};
+      unit_pack(isa, source, stage, to);
     }
   }
+}
+
+static void x_share(void *context, int member, int threads) {
+  const struct plan *p = context;
+  int64_t begin, end;
+  quire_team_share(p->rows, PACK_ROWS, member, threads, &begin, &end);
+  quire_packed_x(p->isa, &p->x, begin, end);
 }
 
 /* --- W --- */
@@ -163,23 +175,23 @@ static void panel_pack(const struct plan *p, struct panel *panel, struct stage *
   for (; panel->packed < until; panel->packed++) {
     int64_t begin = panel->packed % halves * PACK_ROWS, k = (int64_t)(panel->packed / halves) * UNIT_ELEMENTS;
     int64_t columns = panel->columns - begin;
-    struct source from = {unit_at(p, panel, panel->packed, 0), w->dtype, w->ld, w->k - k, PACK_ROWS};
+    struct source from = {unit_at(p, panel, panel->packed, 0), w->dtype, w->ld, NULL, w->k - k, PACK_ROWS};
     from.rows = (int32_t)(columns < 0 ? 0 : columns < PACK_ROWS ? columns : PACK_ROWS);
     uint32_t *at = panel->data + k / STEP * QUIRE_PACKED_COLUMNS + begin;
     struct quire_packed_place to = {{at, at + PACK_ROWS / 2}, p->w_stride, QUIRE_PACKED_COLUMNS};
-    unit_pack(p, from, stage, to);
+    unit_pack(p->isa, from, stage->rows, to);
   }
 }
 
-static void out_write(const struct plan *p, const float *from, int64_t row, int32_t rows, const struct panel *panel) {
-  const struct quire_gemm *g = p->gemm;
+void quire_packed_out(const struct quire_gemm *gemm, const float *from, int64_t row, int32_t rows, int64_t column,
+                      int32_t columns) {
   for (int32_t r = 0; r < rows; r++) {
     const float *out = from + r * QUIRE_PACKED_COLUMNS;
-    int64_t at = (row + r) * g->y_ld + panel->column;
-    if (g->y_dtype == QUIRE_DTYPE_BF16) {
-      lanes_to_bf16(out, (uint16_t *)g->y + at, panel->columns);
+    int64_t at = (row + r) * gemm->y_ld + column;
+    if (gemm->y_dtype == QUIRE_DTYPE_BF16) {
+      lanes_to_bf16(out, (uint16_t *)gemm->y + at, columns);
     } else {
-      memcpy((float *)g->y + at, out, (size_t)panel->columns * sizeof(float));
+      memcpy((float *)gemm->y + at, out, (size_t)columns * sizeof(float));
     }
   }
 }
@@ -200,7 +212,7 @@ static void panel_compute(const struct plan *p, const struct panel *panel, struc
     for (int64_t row = 0; row < p->rows; row += TILE_ROWS, tile_number++) {
       panel_ask(p, next, next->lines * (tile_number + 1) / tiles + UNITS_AHEAD * PACK_ROWS);
       panel_pack(p, next, stage, (int32_t)(next->units * (tile_number + 1) / tiles));
-      tile.x = p->x + tile.position * p->x_stride + row * p->steps;
+      tile.x = p->x.to + tile.position * p->x.stride + row * p->steps;
       tile.sums = stage->sums + row * QUIRE_PACKED_COLUMNS;
       tile.rows = (int32_t)(p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS);
       if (direct) {
@@ -208,7 +220,7 @@ static void panel_compute(const struct plan *p, const struct panel *panel, struc
       }
       p->isa->packed->tile(&tile);
       if (tile.position == QUIRE_GEMM_LANES - 1 && !direct) {
-        out_write(p, stage->out, p->row + row, tile.rows, panel);
+        quire_packed_out(g, stage->out, p->row + row, tile.rows, panel->column, panel->columns);
       }
     }
   }
@@ -243,13 +255,16 @@ void quire_packed_run(const struct quire_gemm_isa *isa, const struct quire_gemm 
   int32_t blocks = (gemm->m + QUIRE_PACKED_BLOCK - 1) / QUIRE_PACKED_BLOCK;
   int32_t even = ((gemm->m + blocks - 1) / blocks + PACK_ROWS - 1) / PACK_ROWS * PACK_ROWS;
   QUIRE_ASSERT(quire_packed_suits(isa, gemm) && gemm->y_dtype != QUIRE_DTYPE_FP8);
-  p.x = (uint32_t *)(((uintptr_t)gemm->scratch + CACHE_LINE - 1) & ~(uintptr_t)(CACHE_LINE - 1));
+  p.x = (struct quire_packed_rows){.ld = gemm->x_ld, .k = gemm->w.k};
+  p.x.to = (uint32_t *)(((uintptr_t)gemm->scratch + CACHE_LINE - 1) & ~(uintptr_t)(CACHE_LINE - 1));
   p.w_stride = w_lane(p.steps);
   p.aliased = gemm->w.ld * w_bytes(&p) % ALIAS_BYTES == 0;
   for (p.row = 0; p.row < gemm->m; p.row += p.rows) {
     p.rows = (int32_t)(gemm->m - p.row < even ? gemm->m - p.row : even);
-    p.x_stride = x_lane(p.rows, p.steps);
-    p.w = p.x + QUIRE_GEMM_LANES * p.x_stride;
+    p.x.x = (const uint16_t *)gemm->x + p.row * gemm->x_ld;
+    p.x.rows = p.rows;
+    p.x.stride = quire_packed_x_stride(p.rows, p.steps);
+    p.w = p.x.to + QUIRE_GEMM_LANES * p.x.stride;
     quire_cpu_run(team, x_share, &p);
     quire_cpu_run(team, w_share, &p);
   }

@@ -10,6 +10,8 @@
  *      W    [16 positions][steps][32 columns]                   u32, a panel at a time: while rows meet one panel the
  *                                                               next one is packed between their tiles
  *
+ * Weights that were packed when they were loaded lie in the same panels (gemm_prepacked.h), which shares tiles and x.
+ *
  * Every output is the same sequence of roundings as in gemm.h. Internal to the cpu kernels. Call with FTZ and DAZ set,
  * quire_packed_run apart. Memory: the product's scratch, and some 150 KiB of stack. */
 #ifndef QUIRE_KERNELS_CPU_GEMM_PACKED_H
@@ -40,6 +42,7 @@ struct quire_packed_tile {
   float *sums;        /* [levels][block groups][8][32], from the first of the groups */
   float *out;         /* out[row * out_ld + column], written at the last position */
   int64_t out_ld;
+  const uint8_t *ask; /* wanted soon: steps * 128 bytes are asked for from here; NULL: nothing. Not where scaled */
   int32_t steps;
   int32_t rows;     /* that exist, in at most QUIRE_PACKED_TILE_GROUPS groups */
   int32_t position; /* of the lane */
@@ -55,6 +58,29 @@ struct quire_packed_isa {
 };
 
 extern const struct quire_packed_isa quire_packed_isa_avx512;
+
+/* Rows of x on their way into groups. */
+struct quire_packed_rows {
+  const uint16_t *x;
+  int64_t ld;
+  const int32_t *index; /* row i is x[index[i]]; NULL: x[i] */
+  int32_t rows, k;
+  uint32_t *to;
+  int64_t stride; /* u32 between lanes: quire_packed_x_stride */
+};
+
+/* The lane of a position in the order of the tree; its own inverse. */
+static inline int quire_packed_lane(int position) {
+  return (position & 1) << 3 | (position & 2) << 1 | (position & 4) >> 1 | (position & 8) >> 3;
+}
+
+int64_t quire_packed_x_stride(int64_t rows, int64_t steps);
+/* Packs rows [begin, end), which begin and end at multiples of 16 or at the last row. */
+void quire_packed_x(const struct quire_gemm_isa *isa, const struct quire_packed_rows *from, int64_t begin, int64_t end);
+
+/* Outputs [rows][32] into y at (row, column), as its type. */
+void quire_packed_out(const struct quire_gemm *gemm, const float *from, int64_t row, int32_t rows, int64_t column,
+                      int32_t columns);
 
 /* Whether a product goes this way: a bf16 dot with scratch, of enough rows and a k long enough to pay for packing. */
 bool quire_packed_suits(const struct quire_gemm_isa *isa, const struct quire_gemm *gemm);

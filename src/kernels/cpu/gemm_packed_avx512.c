@@ -9,6 +9,9 @@
 #define SUMS (QUIRE_PACKED_ROWS * VECTORS)
 #define X_STEPS_AHEAD 64 /* asked for: x does not stay in the second level */
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
+#define SCALED_ROWS (QUIRE_PACKED_ROWS / 2)
+#define LINE_BYTES 64
+#define ASKING_GROUPS 2 /* a line a step each: together a lane of a panel */
 
 /* The position of a lane in the order of the tree. */
 static const int8_t position_of[QUIRE_GEMM_LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
@@ -31,86 +34,160 @@ static void pack(const uint16_t *from, int64_t ld, int32_t steps, struct quire_p
   }
 }
 
-/* Steps [begin, end) into acc[row * 2 + vector], from zero. One flat loop of constant bounds over registers: the
- * compilers unroll it and share the loads. */
-QUIRE_INLINE void steps(const uint32_t *x, const uint32_t *w, int64_t begin, int64_t end, __m512 *acc) {
+/* Some rows of a group, one lane. */
+struct part {
+  const struct quire_packed_tile *t;
+  const uint32_t *x; /* of the first row */
+  int row;           /* in the tile */
+  int rows;          /* 8, 4, 2 or 1 */
+  const uint8_t *ask;
+  int lines; /* asked for in a step */
+};
+
+QUIRE_INLINE void zero(__m512 *v, int rows) {
   QUIRE_UNROLL
   for (int j = 0; j < SUMS; j++) {
-    acc[j] = _mm512_setzero_ps();
+    if (j < rows * VECTORS) {
+      v[j] = _mm512_setzero_ps();
+    }
   }
+}
+
+/* Steps [begin, end) into acc[row * 2 + vector]. One flat loop of constant bounds over registers: the compilers unroll
+ * it and share the loads. */
+QUIRE_INLINE void steps(struct part at, int64_t begin, int64_t end, __m512 *acc) {
+  const uint32_t *w = at.t->w;
   for (int64_t step = begin; step < end; step++) {
-    __builtin_prefetch(x + (step + X_STEPS_AHEAD) * QUIRE_PACKED_ROWS);
+    if (at.rows == QUIRE_PACKED_ROWS) {
+      __builtin_prefetch(at.x + (step + X_STEPS_AHEAD) * QUIRE_PACKED_ROWS);
+    }
+    QUIRE_UNROLL
+    for (int line = 0; line < VECTORS; line++) {
+      if (line < at.lines) {
+        __builtin_prefetch(at.ask + (step * at.lines + line) * LINE_BYTES);
+      }
+    }
     QUIRE_UNROLL
     for (int j = 0; j < SUMS; j++) {
-      int32_t two = (int32_t)x[step * QUIRE_PACKED_ROWS + j / VECTORS];
-      __m512i wv = _mm512_load_si512(w + step * QUIRE_PACKED_COLUMNS + j % VECTORS * 16);
-      acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)_mm512_set1_epi32(two), (__m512bh)wv);
+      if (j < at.rows * VECTORS) {
+        int32_t two = (int32_t)at.x[step * QUIRE_PACKED_ROWS + j / VECTORS];
+        __m512i wv = _mm512_load_si512(w + step * QUIRE_PACKED_COLUMNS + j % VECTORS * 16);
+        acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)_mm512_set1_epi32(two), (__m512bh)wv);
+      }
     }
   }
 }
 
-/* A lane of a group, block by block where those are scaled. */
-QUIRE_INLINE void lane_go(const struct quire_packed_tile *t, const uint32_t *x, bool scaled, __m512 *acc) {
-  if (!scaled) {
-    steps(x, t->w, 0, t->steps, acc);
-    return;
-  }
-  QUIRE_UNROLL
-  for (int j = 0; j < SUMS; j++) {
-    acc[j] = _mm512_setzero_ps();
-  }
-  for (int32_t begin = 0; begin < t->steps; begin += BLOCK_STEPS) {
-    int32_t end = begin + BLOCK_STEPS < t->steps ? begin + BLOCK_STEPS : t->steps;
-    __m512 scale = _mm512_set1_ps(t->scale[begin / BLOCK_STEPS]);
-    __m512 block[SUMS];
-    steps(x, t->w, begin, end, block);
-    QUIRE_UNROLL
-    for (int j = 0; j < SUMS; j++) {
-      acc[j] = _mm512_fmadd_ps(scale, block[j], acc[j]);
-    }
-  }
-}
-
-/* The tree: adds what waits at `levels` levels; the sum then waits at the next one, or is an output. */
-QUIRE_INLINE void carry(const struct quire_packed_tile *t, int group, int levels, __m512 *acc) {
-  float *sums = t->sums + group * QUIRE_PACKED_SUMS;
+/* The tree: adds what waits at lower levels; the sum then waits at the next one, or is an output. */
+QUIRE_INLINE void carry(struct part at, __m512 *acc) {
+  const struct quire_packed_tile *t = at.t;
+  int levels = __builtin_ctz(~(unsigned)t->position);
+  float *sums = t->sums + at.row * QUIRE_PACKED_COLUMNS;
   for (int level = 0; level < levels; level++, sums += QUIRE_PACKED_LEVEL_STRIDE) {
     QUIRE_UNROLL
     for (int j = 0; j < SUMS; j++) {
-      acc[j] = _mm512_add_ps(_mm512_load_ps(sums + j * 16), acc[j]);
+      if (j < at.rows * VECTORS) {
+        acc[j] = _mm512_add_ps(_mm512_load_ps(sums + j * 16), acc[j]);
+      }
     }
   }
   if (levels < QUIRE_PACKED_LEVELS) {
     QUIRE_UNROLL
     for (int j = 0; j < SUMS; j++) {
-      _mm512_store_ps(sums + j * 16, acc[j]);
+      if (j < at.rows * VECTORS) {
+        _mm512_store_ps(sums + j * 16, acc[j]);
+      }
     }
     return;
   }
-  int rows = t->rows - group * QUIRE_PACKED_ROWS;
-  float *out = t->out + group * QUIRE_PACKED_ROWS * t->out_ld;
+  float *out = t->out + at.row * t->out_ld;
   QUIRE_UNROLL
   for (int j = 0; j < SUMS; j++) {
-    if (j / VECTORS < rows) {
+    if (j < at.rows * VECTORS && at.row + j / VECTORS < t->rows) {
       _mm512_storeu_ps(out + j / VECTORS * t->out_ld + j % VECTORS * 16, acc[j]);
     }
   }
 }
 
-QUIRE_INLINE void tile_go(const struct quire_packed_tile *t, bool scaled) {
-  int levels = __builtin_ctz(~(unsigned)t->position);
-  for (int group = 0; group * QUIRE_PACKED_ROWS < t->rows; group++) {
-    __m512 acc[SUMS];
-    lane_go(t, t->x + (int64_t)group * t->steps * QUIRE_PACKED_ROWS, scaled, acc);
-    carry(t, group, levels, acc);
+QUIRE_INLINE void part_plain(struct part at) {
+  __m512 acc[SUMS];
+  zero(acc, at.rows);
+  steps(at, 0, at.t->steps, acc);
+  carry(at, acc);
+}
+
+/* Block by block, four rows at most: their sums and those of a block are both in registers. */
+QUIRE_INLINE void part_scaled(struct part at) {
+  const struct quire_packed_tile *t = at.t;
+  __m512 acc[SUMS];
+  zero(acc, at.rows);
+  for (int32_t begin = 0; begin < t->steps; begin += BLOCK_STEPS) {
+    int32_t end = begin + BLOCK_STEPS < t->steps ? begin + BLOCK_STEPS : t->steps;
+    __m512 scale = _mm512_set1_ps(t->scale[begin / BLOCK_STEPS]);
+    __m512 block[SUMS];
+    zero(block, at.rows);
+    steps(at, begin, end, block);
+    QUIRE_UNROLL
+    for (int j = 0; j < SUMS; j++) {
+      if (j < at.rows * VECTORS) {
+        acc[j] = _mm512_fmadd_ps(scale, block[j], acc[j]);
+      }
+    }
+  }
+  carry(at, acc);
+}
+
+static void tile_scaled(const struct quire_packed_tile *t) {
+  for (int row = 0; row < t->rows; row += SCALED_ROWS) {
+    const uint32_t *x = t->x + (int64_t)(row / QUIRE_PACKED_ROWS) * t->steps * QUIRE_PACKED_ROWS;
+    struct part at = {t, x + row % QUIRE_PACKED_ROWS, row, SCALED_ROWS, NULL, 0};
+    int left = t->rows - row;
+    if (left > 2) {
+      part_scaled(at);
+    } else {
+      at.rows = 2;
+      part_scaled(at);
+    }
+  }
+}
+
+/* The only group, of few rows: bound by reading W. */
+static void tile_alone(const struct quire_packed_tile *t) {
+  struct part at = {t, t->x, 0, t->rows, t->ask != NULL ? t->ask : (const uint8_t *)t->w, VECTORS};
+  if (t->rows > 4) {
+    at.rows = QUIRE_PACKED_ROWS;
+    part_plain(at);
+  } else if (t->rows > 2) {
+    at.rows = 4;
+    part_plain(at);
+  } else if (t->rows == 2) {
+    at.rows = 2;
+    part_plain(at);
+  } else {
+    at.rows = 1;
+    part_plain(at);
   }
 }
 
 static void tile(const struct quire_packed_tile *t) {
-  if (t->scale == NULL) {
-    tile_go(t, false);
-  } else {
-    tile_go(t, true);
+  if (t->scale != NULL) {
+    tile_scaled(t);
+    return;
+  }
+  if (t->rows <= QUIRE_PACKED_ROWS) {
+    tile_alone(t);
+    return;
+  }
+  for (int row = 0; row < t->rows; row += QUIRE_PACKED_ROWS) {
+    const uint32_t *x = t->x + (int64_t)(row / QUIRE_PACKED_ROWS) * t->steps * QUIRE_PACKED_ROWS;
+    struct part at = {t, x, row, QUIRE_PACKED_ROWS, t->ask, 1};
+    if (t->ask != NULL && row < ASKING_GROUPS * QUIRE_PACKED_ROWS) {
+      at.ask += (int64_t)(row / QUIRE_PACKED_ROWS) * t->steps * LINE_BYTES;
+      part_plain(at);
+    } else {
+      at.lines = 0;
+      part_plain(at);
+    }
   }
 }
 

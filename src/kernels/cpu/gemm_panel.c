@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "kernels/cpu/gemm_packed.h"
 #include "kernels/cpu/lanes.h"
 
 #define K_MAX (QUIRE_PANEL_STEPS * 32)
@@ -18,6 +19,7 @@
 #define CACHE_LINE 64
 
 static_assert(4 * K_FEW <= K_MAX, "the longest k has a panel");
+static_assert(QUIRE_PANEL_COLUMNS == QUIRE_PACKED_COLUMNS, "outputs have one shape");
 static_assert(QUIRE_FP8_BLOCK % QUIRE_PANEL_COLUMNS == 0, "the columns of a panel share their scales");
 static_assert(QUIRE_PANEL_COLUMNS % QUIRE_GEMM_COLUMNS == 0, "parts begin on panels or in their middle");
 
@@ -100,19 +102,6 @@ static void rows_point(const struct plan *p, int64_t row, struct quire_panel_til
   }
 }
 
-static void out_write(const struct plan *p, int64_t row, int32_t rows, struct piece piece) {
-  const struct quire_gemm *g = p->gemm;
-  for (int32_t r = 0; r < rows; r++) {
-    const float *out = p->stage->out + r * QUIRE_PANEL_COLUMNS;
-    int64_t at = (row + r) * g->y_ld + piece.column;
-    if (g->y_dtype == QUIRE_DTYPE_BF16) {
-      lanes_to_bf16(out, (uint16_t *)g->y + at, piece.columns);
-    } else {
-      memcpy((float *)g->y + at, out, (size_t)piece.columns * sizeof(float));
-    }
-  }
-}
-
 /* One panel, all rows of the part. */
 static void piece_compute(const struct plan *p, struct piece piece, struct piece next, struct quire_gemm_part part) {
   const struct quire_gemm *g = p->gemm;
@@ -136,7 +125,7 @@ static void piece_compute(const struct plan *p, struct piece piece, struct piece
     }
     p->isa->panel->tile(&tile);
     if (!direct) {
-      out_write(p, row, tile.rows, piece);
+      quire_packed_out(g, p->stage->out, row, tile.rows, piece.column, piece.columns);
     }
   }
 }

@@ -1,0 +1,310 @@
+/* AVX-512 of weights packed at load. */
+#include "kernels/cpu/gemm_prepacked.h"
+
+#include <assert.h>
+#include <immintrin.h>
+
+#include "kernels/cpu/e4m3_avx512.h"
+#include "kernels/cpu/lanes_avx512.h"
+
+#define STEP_BYTES 64
+#define LINE 64
+#define VECTORS (QUIRE_PACKED_COLUMNS / 16)
+#define AHEAD 8192 /* bytes of W that a row alone asks for ahead */
+#define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
+#define HELD_STEPS 4 /* of two lanes of 32 columns: half of the registers */
+
+/* The position of a lane in the order of the tree, and the lane of a position. */
+static const int8_t position_of[QUIRE_GEMM_LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+
+/* --- packing --- */
+
+/* 16 columns of two steps of fp8, side by side with the 16 after them, into a panel. */
+static void pack_codes(const uint8_t *from, int64_t ld, int64_t step, int64_t lane_stride, uint16_t *panel) {
+  const __m512i deal = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  __m512i first[16], second[16];
+  quire_transpose16_rows(from, ld, first);
+  quire_transpose16_rows(from + 16 * ld, ld, second);
+  QUIRE_UNROLL
+  for (int i = 0; i < 16; i++) { /* u32 i: lanes 2i, 2i + 1 of the first step, then of the second */
+    uint16_t *to = panel + (step + i / 8) * QUIRE_PACKED_COLUMNS;
+    int lane = i % 8 * 2;
+    __m512i low = _mm512_permutex2var_epi64(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(first[i])), deal,
+                                            _mm512_castsi256_si512(_mm512_cvtepi32_epi16(second[i])));
+    __m256i high0 = _mm512_cvtepi32_epi16(_mm512_srli_epi32(first[i], 16));
+    __m256i high1 = _mm512_cvtepi32_epi16(_mm512_srli_epi32(second[i], 16));
+    __m512i high = _mm512_permutex2var_epi64(_mm512_castsi256_si512(high0), deal, _mm512_castsi256_si512(high1));
+    _mm512_store_si512(to + position_of[lane] * lane_stride, low);
+    _mm512_store_si512(to + position_of[lane + 1] * lane_stride, high);
+  }
+}
+
+#define PIECE 64 /* elements of k that go by way of the stage where columns end */
+
+static void pack(const struct quire_weight *rows, int64_t column, void *panel_out) {
+  const bool fp8 = rows->dtype == QUIRE_DTYPE_FP8;
+  const int64_t bytes = fp8 ? 1 : 2, steps = rows->k / 32, lane_stride = steps * QUIRE_PACKED_COLUMNS;
+  const int64_t columns = rows->n - column < QUIRE_PACKED_COLUMNS ? rows->n - column : QUIRE_PACKED_COLUMNS;
+  _Alignas(64) uint8_t stage[QUIRE_PACKED_COLUMNS * PIECE * 2];
+  for (int64_t k = 0; k < rows->k; k += PIECE) {
+    int64_t n = rows->k - k < PIECE ? rows->k - k : PIECE, ld = rows->ld * bytes;
+    const uint8_t *from = (const uint8_t *)rows->data + column * ld + k * bytes;
+    if (columns < QUIRE_PACKED_COLUMNS) {
+      memset(stage, 0, sizeof stage);
+      for (int64_t c = 0; c < columns; c++) {
+        memcpy(stage + c * PIECE * bytes, from + c * ld, (size_t)(n * bytes));
+      }
+      from = stage;
+      ld = PIECE * bytes;
+    }
+    if (fp8) {
+      pack_codes(from, ld, k / 32, lane_stride, panel_out);
+      continue;
+    }
+    for (int half = 0; half < 2; half++) {
+      uint32_t *at = (uint32_t *)panel_out + k / 32 * QUIRE_PACKED_COLUMNS + half * 16;
+      const uint16_t *columns16 = (const uint16_t *)(const void *)(from + half * 16 * ld);
+      struct quire_packed_place to = {{at, at + 8}, lane_stride, QUIRE_PACKED_COLUMNS};
+      quire_packed_isa_avx512.pack(columns16, ld / 2, (int32_t)(n / 32), to);
+    }
+  }
+}
+
+/* --- a row alone --- */
+
+QUIRE_INLINE __m512i pair_of(const uint8_t *x) {
+  int32_t two;
+  memcpy(&two, x, sizeof two);
+  return _mm512_set1_epi32(two);
+}
+
+/* Sums of a lane go into the tree. */
+QUIRE_INLINE void row_carry(float *sums, int position, float *out, __m512 *acc) {
+  int levels = __builtin_ctz(~(unsigned)position);
+  for (int level = 0; level < levels; level++) {
+    acc[0] = _mm512_add_ps(_mm512_load_ps(sums + level * QUIRE_PACKED_COLUMNS), acc[0]);
+    acc[1] = _mm512_add_ps(_mm512_load_ps(sums + level * QUIRE_PACKED_COLUMNS + 16), acc[1]);
+  }
+  float *to = levels < QUIRE_PACKED_LEVELS ? sums + levels * QUIRE_PACKED_COLUMNS : out;
+  _mm512_storeu_ps(to, acc[0]);
+  _mm512_storeu_ps(to + 16, acc[1]);
+}
+
+QUIRE_INLINE void row_bf16(const struct quire_prepacked_row *r, const int64_t steps) {
+  _Alignas(64) float sums[QUIRE_PACKED_LEVELS * QUIRE_PACKED_COLUMNS];
+  const uint8_t *w = r->w;
+  for (int32_t panel = 0; panel < r->panels; panel++) {
+    for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
+      const uint8_t *x = r->x + r->lane[position];
+      __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+      for (int64_t step = 0; step < steps; step++, w += VECTORS * LINE, x += r->step_bytes) {
+        __m512i two = pair_of(x);
+        QUIRE_UNROLL
+        for (int v = 0; v < VECTORS; v++) {
+          _mm_prefetch((const char *)w + AHEAD + v * LINE, _MM_HINT_T0);
+          acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)two, (__m512bh)_mm512_load_si512(w + v * LINE));
+        }
+      }
+      row_carry(sums, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
+    }
+  }
+}
+
+#define SCALED_PANELS (QUIRE_FP8_BLOCK / QUIRE_PACKED_COLUMNS) /* share their scales */
+
+QUIRE_LOOK_UP static void row_codes(const struct quire_prepacked_row *r) {
+  _Alignas(64) float sums[QUIRE_PACKED_LEVELS * QUIRE_PACKED_COLUMNS];
+  const struct quire_e4m3_tables tables = quire_e4m3_tables();
+  const uint8_t *w = r->w;
+  for (int32_t panel = 0; panel < r->panels; panel++) {
+    const float *scales = r->scale + (r->panel + panel) / SCALED_PANELS * r->scale_ld;
+    for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
+      const uint8_t *x = r->x + r->lane[position];
+      __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+      for (int64_t begin = 0; begin < r->steps; begin += BLOCK_STEPS) {
+        __m512 scale = _mm512_set1_ps(scales[begin / BLOCK_STEPS]);
+        __m512 block0 = _mm512_setzero_ps(), block1 = _mm512_setzero_ps();
+        QUIRE_UNROLL
+        for (int step = 0; step < BLOCK_STEPS; step++, w += LINE, x += r->step_bytes) {
+          __m512i two = pair_of(x), first, second;
+          _mm_prefetch((const char *)w + AHEAD, _MM_HINT_T0);
+          quire_e4m3_quarters(tables, _mm512_load_si512(w), &first, &second);
+          block0 = _mm512_dpbf16_ps(block0, (__m512bh)two, (__m512bh)first);
+          block1 = _mm512_dpbf16_ps(block1, (__m512bh)two, (__m512bh)second);
+        }
+        acc[0] = _mm512_fmadd_ps(scale, block0, acc[0]);
+        acc[1] = _mm512_fmadd_ps(scale, block1, acc[1]);
+      }
+      row_carry(sums, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
+    }
+  }
+}
+
+static void row(const struct quire_prepacked_row *r) {
+  if (r->scale != NULL) {
+    row_codes(r);
+  } else if (r->steps == HELD_STEPS) {
+    row_bf16(r, HELD_STEPS);
+  } else if (r->steps == 2 * HELD_STEPS) {
+    row_bf16(r, 2 * HELD_STEPS);
+  } else {
+    row_bf16(r, r->steps);
+  }
+}
+
+/* --- short k --- */
+
+/* Rows of a short k at a pair of positions. */
+struct pass {
+  const struct quire_prepacked_short *s;
+  const uint32_t *w; /* of the first lane of the pair */
+  const uint8_t *x;  /* at that lane of the first row */
+  float *sums, *to;
+  int64_t to_ld;
+  int levels;
+  bool last; /* `to` is out: only rows that exist */
+};
+
+static_assert(QUIRE_PREPACKED_SHORT_ROWS % 4 == 0, "rows go by in twos or fours");
+#define LEVEL_STRIDE (QUIRE_PREPACKED_SHORT_ROWS * QUIRE_PACKED_COLUMNS)
+
+/* The two lanes of a pair are added, then what waits; `rows` of them from number `row`. */
+QUIRE_INLINE void pass_carry(const struct pass *p, int row, const int rows, __m512 *acc) {
+  const int count = rows * VECTORS;
+  const float *waiting = p->sums + row * QUIRE_PACKED_COLUMNS;
+  float *to = p->to + row * p->to_ld;
+  QUIRE_UNROLL
+  for (int j = 0; j < 4 * VECTORS; j++) {
+    acc[j] = j < count ? _mm512_add_ps(acc[j], acc[count + j]) : acc[j];
+  }
+  for (int level = 1; level < p->levels; level++) {
+    QUIRE_UNROLL
+    for (int j = 0; j < 4 * VECTORS; j++) {
+      acc[j] = j < count ? _mm512_add_ps(_mm512_load_ps(waiting + level * LEVEL_STRIDE + j * 16), acc[j]) : acc[j];
+    }
+  }
+  QUIRE_UNROLL
+  for (int j = 0; j < 4 * VECTORS; j++) {
+    if (j < count && (!p->last || row + j / VECTORS < p->s->rows)) {
+      _mm512_storeu_ps(to + j / VECTORS * p->to_ld + j % VECTORS * 16, acc[j]);
+    }
+  }
+}
+
+/* One block of k: both lanes' weights stay in registers, rows go by in twos. */
+QUIRE_INLINE void pass_held(const struct pass *p, bool scaled) {
+  const struct quire_prepacked_short *s = p->s;
+  const __m512 scale = _mm512_set1_ps(scaled ? s->scale[0] : 1.0f);
+  __m512i w[2 * HELD_STEPS * VECTORS];
+  QUIRE_UNROLL
+  for (int j = 0; j < 2 * HELD_STEPS * VECTORS; j++) {
+    w[j] = _mm512_load_si512(p->w + j * 16);
+  }
+  for (int row = 0; row < s->rows; row += 2) {
+    const uint8_t *x[2] = {p->x + row * s->x_ld * 2, p->x + (row + (row + 1 < s->rows)) * s->x_ld * 2};
+    __m512 acc[4 * VECTORS];
+    QUIRE_UNROLL
+    for (int j = 0; j < 4 * VECTORS; j++) {
+      acc[j] = _mm512_setzero_ps();
+    }
+    QUIRE_UNROLL
+    for (int i = 0; i < 4 * HELD_STEPS; i++) { /* step, lane, row */
+      int step = i / 4, lane = i / 2 % 2, r = i % 2;
+      __m512i two = pair_of(x[r] + step * STEP_BYTES + lane * (STEP_BYTES / 2));
+      QUIRE_UNROLL
+      for (int v = 0; v < VECTORS; v++) {
+        __m512 *sum = &acc[(lane * 2 + r) * VECTORS + v];
+        *sum = _mm512_dpbf16_ps(*sum, (__m512bh)two, (__m512bh)w[(lane * HELD_STEPS + step) * VECTORS + v]);
+      }
+    }
+    QUIRE_UNROLL
+    for (int j = 0; j < 4 * VECTORS; j++) {
+      acc[j] = scaled ? _mm512_fmadd_ps(scale, acc[j], _mm512_setzero_ps()) : acc[j];
+    }
+    pass_carry(p, row, 2, acc);
+  }
+}
+
+/* Both lanes side by side, rows in fours. */
+QUIRE_INLINE void pass_pairs(const struct pass *p, const int64_t steps) {
+  const struct quire_prepacked_short *s = p->s;
+  for (int row = 0; row < s->rows; row += 4) {
+    const uint8_t *x[4];
+    __m512 acc[8 * VECTORS];
+    QUIRE_UNROLL
+    for (int r = 0; r < 4; r++) {
+      x[r] = p->x + (row + r < s->rows ? row + r : s->rows - 1) * s->x_ld * 2;
+    }
+    QUIRE_UNROLL
+    for (int j = 0; j < 8 * VECTORS; j++) {
+      acc[j] = _mm512_setzero_ps();
+    }
+    for (int64_t step = 0; step < steps; step++) {
+      QUIRE_UNROLL
+      for (int j = 0; j < 8 * VECTORS; j++) {
+        int lane = j / (4 * VECTORS);
+        __m512i two = pair_of(x[j / VECTORS % 4] + step * STEP_BYTES + lane * (STEP_BYTES / 2));
+        __m512i wv = _mm512_load_si512(p->w + (lane * steps + step) * QUIRE_PACKED_COLUMNS + j % VECTORS * 16);
+        acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)two, (__m512bh)wv);
+      }
+    }
+    pass_carry(p, row, 4, acc);
+  }
+}
+
+static void short_k(const struct quire_prepacked_short *s) {
+  const int share = (s->ask_lines + QUIRE_GEMM_LANES / 2 - 1) / (QUIRE_GEMM_LANES / 2);
+  const uint8_t *ask = s->ask;
+  struct pass p = {.s = s, .sums = s->sums};
+  for (int position = 0; position < QUIRE_GEMM_LANES; position += 2) {
+    p.w = s->w + (int64_t)position * s->steps * QUIRE_PACKED_COLUMNS;
+    p.x = (const uint8_t *)s->x + position_of[position] * 4;
+    p.levels = __builtin_ctz(~(unsigned)(position + 1));
+    p.last = p.levels == QUIRE_PACKED_LEVELS;
+    p.to = p.last ? s->out : s->sums + p.levels * LEVEL_STRIDE;
+    p.to_ld = p.last ? s->out_ld : QUIRE_PACKED_COLUMNS;
+    for (int line = 0; line < share; line++, ask += LINE) {
+      _mm_prefetch((const char *)ask, _MM_HINT_T0);
+    }
+    if (s->scale != NULL) {
+      pass_held(&p, true);
+    } else if (s->steps == HELD_STEPS) {
+      pass_held(&p, false);
+    } else if (s->steps == 2 * HELD_STEPS) {
+      pass_pairs(&p, 2 * HELD_STEPS);
+    } else {
+      pass_pairs(&p, s->steps);
+    }
+  }
+}
+
+/* --- decoding --- */
+
+QUIRE_LOOK_UP static void decode_looked_up(const uint8_t *from, int64_t steps, uint32_t *out) {
+  const struct quire_e4m3_tables tables = quire_e4m3_tables();
+  for (int64_t step = 0; step < steps; step++) {
+    __m512i first, second;
+    _mm_prefetch((const char *)from + AHEAD + step * LINE, _MM_HINT_T0);
+    quire_e4m3_quarters(tables, _mm512_load_si512(from + step * LINE), &first, &second);
+    _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS, first);
+    _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS + 16, second);
+  }
+}
+
+static void decode(const void *lanes, int64_t steps, uint32_t *out) {
+  const __m512i gather = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  const uint8_t *from = lanes;
+  if (quire_e4m3_looks_up()) {
+    decode_looked_up(from, steps, out);
+    return;
+  }
+  for (int64_t step = 0; step < steps; step++) {
+    _Alignas(64) uint8_t codes[LINE];
+    _mm512_store_si512(codes, _mm512_permutexvar_epi64(gather, _mm512_load_si512(from + step * LINE)));
+    _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS, quire_e4m3x32(codes));
+    _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS + 16, quire_e4m3x32(codes + LINE / 2));
+  }
+}
+
+const struct quire_prepacked_isa quire_prepacked_isa_avx512 = {
+    .pack = pack, .reads_codes = quire_e4m3_looks_up, .row = row, .short_k = short_k, .decode = decode};
