@@ -173,10 +173,15 @@ static void oracle_moe(struct mixture *p, int64_t token) {
   free(t);
 }
 
+/* 0: random */
+static struct { int32_t hidden, width; } sizes;
+
 static void mixture_make(struct mixture *p, enum quire_dtype x_dtype, enum quire_dtype w_dtype, int32_t m, int32_t k,
                          int32_t shared_width) {
   int32_t hidden = 16 * test_between(&rng, 2, 12);
   int32_t width = test_between(&rng, 1, 9) * 16 + (test_between(&rng, 0, 3) == 0 ? 5 : 0);
+  hidden = sizes.hidden > 0 ? sizes.hidden : hidden;
+  width = sizes.width > 0 ? sizes.width : width;
   memset(p, 0, sizeof *p);
   p->op = (struct quire_moe){.x_dtype = x_dtype,
                              .experts = p->list,
@@ -245,14 +250,75 @@ static void mixture_free(struct mixture *p) {
   free(p->residual);
 }
 
-static void mixture_check(struct mixture *p, const struct quire_kernels *kernels, int threads) {
+static void mixture_run(struct mixture *p, const struct quire_kernels *kernels, int threads) {
   struct quire_moe *op = &p->op;
   int64_t bytes = quire_moe_scratch_bytes(op, threads);
-  op->scratch = test_poisoned(bytes);
+  op->scratch = test_poisoned(bytes + 1);
   memcpy(p->residual, p->former, (size_t)((int64_t)op->m * op->residual_ld * 4));
   kernels->moe(world.stream[threads - 1], *op);
   test_check_rows(kernels->name, p->residual, p->want, (int64_t)op->m * op->residual_ld);
+  assert_int_equal(op->scratch[bytes], 0xff);
   free(op->scratch);
+}
+
+/* Packs a weight where it can be; returns what to free. */
+static void *weight_pack(const struct quire_kernels *kernels, struct quire_weight *weight) {
+  const struct quire_weight rows = *weight;
+  if (!quire_weight_can_pack(&rows)) {
+    return NULL;
+  }
+  void *data = aligned_alloc(64, (size_t)quire_weight_packed_bytes(&rows));
+  assert_non_null(data);
+  kernels->pack_weight(&rows, data, weight);
+  return data;
+}
+
+/* With weights as they are, and packed where a table has a layout. */
+static void mixture_check(struct mixture *p, const struct quire_kernels *kernels, int threads) {
+  mixture_run(p, kernels, threads);
+  if (kernels->pack_weight == NULL || p->op.x_dtype != QUIRE_DTYPE_BF16) {
+    return;
+  }
+  void *packed[27] = {NULL};
+  for (int i = 0; i < 9; i++) {
+    struct quire_expert *e = i < 8 ? &p->list[i] : &p->op.shared;
+    if (e->gate.n > 0) {
+      packed[3 * i] = weight_pack(kernels, &e->gate);
+      packed[3 * i + 1] = weight_pack(kernels, &e->up);
+      packed[3 * i + 2] = weight_pack(kernels, &e->down);
+    }
+  }
+  mixture_run(p, kernels, threads);
+  for (int i = 0; i < 9; i++) {
+    if (i < 8 || p->op.shared_width > 0) {
+      *(i < 8 ? &p->list[i] : &p->op.shared) = expert_of(&p->experts[i]);
+    }
+  }
+  for (int i = 0; i < 27; i++) {
+    free(packed[i]);
+  }
+}
+
+/* Packed experts: short k and long, ends of panels, an expert with more rows than a block. */
+static void test_packed(void **state) {
+  static const int32_t shapes[][4] = {{128, 128, 5, 3}, {256, 128, 40, 2}, {384, 288, 300, 1},
+                                      {128, 80, 9, 4},  {640, 48, 3, 4},   {544, 384, 1, 4}};
+  (void)state;
+  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (int dtype = QUIRE_DTYPE_BF16; dtype <= QUIRE_DTYPE_FP8; dtype++) {
+      struct mixture p;
+      sizes.hidden = shapes[i][0];
+      sizes.width = shapes[i][1];
+      mixture_make(&p, QUIRE_DTYPE_BF16, (enum quire_dtype)dtype, shapes[i][2], shapes[i][3], 128);
+      sizes.hidden = sizes.width = 0;
+      for (int kernels = 0; kernels < world.kernel_count; kernels++) {
+        for (int threads = 1; threads <= TEST_THREADS_MAX; threads++) {
+          mixture_check(&p, world.kernels[kernels], threads);
+        }
+      }
+      mixture_free(&p);
+    }
+  }
 }
 
 static void test_experts(void **state) {
@@ -314,10 +380,8 @@ static void test_batch(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_route),
-      cmocka_unit_test(test_experts),
-      cmocka_unit_test(test_team),
-      cmocka_unit_test(test_batch),
+      cmocka_unit_test(test_route), cmocka_unit_test(test_experts), cmocka_unit_test(test_packed),
+      cmocka_unit_test(test_team),  cmocka_unit_test(test_batch),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

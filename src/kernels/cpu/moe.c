@@ -6,14 +6,17 @@
  *   outer    y = r * (down h)             likewise
  *   home     each token sums its rows by rising expert id, then the shared expert's, into the residual
  *
- * The shared expert is one more with every token as a row. Grouping only moves rows: each is computed as if alone. */
+ * The shared expert is one more with every token as a row. Grouping only moves rows: each is computed as if alone.
+ *
+ * Where weights were packed at load, a member packs the rows of a batch (of a block of it) for itself when it comes to its
+ * first columns of it: a few thousandths of its work, and nobody waits. */
 #include "kernels/cpu/moe.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "base/assert.h"
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_prepacked.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/operations.h"
 #include "kernels/cpu/run.h"
@@ -39,12 +42,22 @@ struct workspace {
   float *outer;      /* [m * k][hidden] */
   float *shared_out; /* [m][hidden] */
   float *columns;    /* [threads][2][m][64]: gate and up on their way into h */
+  uint32_t *packed;  /* [threads][packed_words] rows of a block, then a lane of decoded weights */
+  int64_t packed_words;
 };
 
 struct moe_context {
   const struct moe_run *run;
   struct workspace ws;
 };
+
+/* Words a member packs into: a block of rows of the widest product, behind it a lane of a panel. */
+static int64_t packed_words(const struct quire_moe *op) {
+  int32_t k = op->hidden > op->expert_width ? op->hidden : op->expert_width;
+  k = k > op->shared_width ? k : op->shared_width;
+  int64_t rows = op->m < QUIRE_PACKED_BLOCK ? op->m : QUIRE_PACKED_BLOCK;
+  return quire_packed_x_stride(rows, (k + 31) / 32) * QUIRE_GEMM_LANES + quire_prepacked_lane_words(k + 31);
+}
 
 /* Sets the workspace (where given) and returns its bytes. Sized for f32. */
 static int64_t workspace_carve(const struct quire_moe *op, uint8_t *base, int threads, struct workspace *ws_out) {
@@ -59,6 +72,7 @@ static int64_t workspace_carve(const struct quire_moe *op, uint8_t *base, int th
       pairs * op->hidden * 4,
       (int64_t)op->m * op->hidden * 4,
       (int64_t)threads * 2 * op->m * COLUMNS * 4,
+      threads * packed_words(op) * (int64_t)sizeof(uint32_t),
   };
   void *pieces[sizeof sizes / sizeof sizes[0]];
   int64_t at = 0;
@@ -77,6 +91,8 @@ static int64_t workspace_carve(const struct quire_moe *op, uint8_t *base, int th
         .outer = pieces[6],
         .shared_out = pieces[7],
         .columns = pieces[8],
+        .packed = pieces[9],
+        .packed_words = packed_words(op),
     };
   }
   return at;
@@ -156,10 +172,56 @@ static struct batch batch_at(const struct moe_context *c, int32_t index) {
 
 static int32_t batch_count(const struct quire_moe *op) { return op->expert_count + (op->shared.gate.n > 0); }
 
-/* Rows [column, end) of a weight, at most COLUMNS of them. */
+/* Rows [begin, ...) of a batch, as many as are computed together: of packed weights a block. */
+static struct batch batch_rows(const struct moe_context *c, const struct batch *whole, int64_t begin) {
+  const struct quire_moe *op = &c->run->op;
+  struct batch b = *whole;
+  b.x += begin * b.x_ld * x_bytes(op);
+  b.inner += begin * b.width * x_bytes(op);
+  b.outer += begin * op->hidden;
+  b.rows -= begin;
+  bool packed = b.expert->gate.layout == QUIRE_WEIGHT_PACKED || b.expert->down.layout == QUIRE_WEIGHT_PACKED;
+  if (packed && b.rows > QUIRE_PACKED_BLOCK) {
+    b.rows = QUIRE_PACKED_BLOCK;
+  }
+  return b;
+}
+
+/* What a member has packed: the rows of a batch it is at, or nothing yet. */
+struct packing {
+  struct quire_packed_rows rows;
+  uint32_t *lane;
+};
+
+static struct packing packing_of(const struct moe_context *c, int member, int32_t k) {
+  struct packing p = {.rows = {.to = c->ws.packed + member * c->ws.packed_words, .k = k}};
+  p.lane = p.rows.to + c->ws.packed_words - quire_prepacked_lane_words(k + 31);
+  return p;
+}
+
+/* Columns [column, end) of a product on the calling member. `p` belongs to these rows of x. */
+static void product_compute(const struct moe_run *run, const struct quire_gemm *product, struct packing *p,
+                            int64_t column, int64_t end) {
+  if (product->w.layout == QUIRE_WEIGHT_ROWS) {
+    struct quire_gemm_part part = {.row_end = product->m, .column_begin = column, .column_end = end};
+    quire_gemm_compute(run->isa, product, part);
+    return;
+  }
+  if (p->rows.x == NULL && !quire_prepacked_direct(run->isa, &product->w, product->m)) {
+    p->rows.x = product->x;
+    p->rows.ld = product->x_ld;
+    p->rows.rows = product->m;
+    p->rows.stride = quire_packed_x_stride(product->m, product->w.k / 32);
+    quire_packed_x(run->isa, &p->rows, 0, product->m);
+  }
+  struct quire_prepacked_block block = {product, &p->rows, p->lane, 0, product->m};
+  quire_prepacked_compute(run->isa, &block, column, end);
+}
+
+/* Rows [column, end) of a weight, at most COLUMNS of them; column is a multiple of COLUMNS. */
 static struct quire_weight weight_slice(const struct quire_weight *w, int64_t column, int64_t end) {
   int64_t bytes = w->dtype == QUIRE_DTYPE_F32 ? 4 : w->dtype == QUIRE_DTYPE_BF16 ? 2 : 1;
-  struct quire_weight slice = *w;
+  struct quire_weight slice = *w; /* packed: whole panels before it, of as many bytes */
   slice.data = (const uint8_t *)w->data + column * w->ld * bytes;
   slice.n = (int32_t)(end - column);
   if (w->dtype == QUIRE_DTYPE_FP8) {
@@ -169,8 +231,8 @@ static struct quire_weight weight_slice(const struct quire_weight *w, int64_t co
 }
 
 /* Columns [column, end) of h of one batch; gate and up pass through `columns`. */
-static void inner_compute(const struct moe_run *run, const struct batch *b, float *columns, int64_t column,
-                          int64_t end) {
+static void inner_compute(const struct moe_run *run, const struct batch *b, struct packing *packing, float *columns,
+                          int64_t column, int64_t end) {
   const struct quire_moe *op = &run->op;
   float *up = columns + b->rows * COLUMNS;
   struct quire_gemm product = {.x = b->x,
@@ -181,11 +243,10 @@ static void inner_compute(const struct moe_run *run, const struct batch *b, floa
                                .m = (int32_t)b->rows,
                                .x_ld = b->x_ld,
                                .y_ld = COLUMNS};
-  struct quire_gemm_part part = {.row_end = b->rows, .column_end = end - column};
-  quire_gemm_compute(run->isa, &product, part);
+  product_compute(run, &product, packing, 0, end - column);
   product.w = weight_slice(&b->expert->up, column, end);
   product.y = up;
-  quire_gemm_compute(run->isa, &product, part);
+  product_compute(run, &product, packing, 0, end - column);
   for (int64_t row = 0; row < b->rows; row++) {
     quire_silu_mul_row(columns + row * COLUMNS, up + row * COLUMNS, b->inner + (row * b->width + column) * x_bytes(op),
                        op->x_dtype, end - column);
@@ -199,18 +260,22 @@ static void inner_share(void *context, int member, int threads) {
   float *columns = c->ws.columns + (int64_t)member * 2 * op->m * COLUMNS;
   int64_t turn = 0;
   for (int32_t index = 0; index < batch_count(op); index++) {
-    struct batch b = batch_at(c, index);
-    for (int64_t column = 0; b.rows > 0 && column < b.width; column += COLUMNS, turn++) {
-      if (turn % threads == member) {
-        int64_t end = column + COLUMNS < b.width ? column + COLUMNS : b.width;
-        inner_compute(c->run, &b, columns, column, end);
+    struct batch whole = batch_at(c, index), b;
+    for (int64_t row = 0; row < whole.rows; row += b.rows) {
+      struct packing packing = packing_of(c, member, op->hidden);
+      b = batch_rows(c, &whole, row);
+      for (int64_t column = 0; column < b.width; column += COLUMNS, turn++) {
+        if (turn % threads == member) {
+          int64_t end = column + COLUMNS < b.width ? column + COLUMNS : b.width;
+          inner_compute(c->run, &b, &packing, columns, column, end);
+        }
       }
     }
   }
 }
 
-static void outer_compute(const struct moe_context *c, const struct batch *b, int64_t column, int64_t end,
-                          bool weighted) {
+static void outer_compute(const struct moe_context *c, const struct batch *b, struct packing *packing, int64_t column,
+                          int64_t end) {
   const struct quire_moe *op = &c->run->op;
   struct quire_gemm product = {.x = b->inner,
                                .y = b->outer,
@@ -220,10 +285,9 @@ static void outer_compute(const struct moe_context *c, const struct batch *b, in
                                .m = (int32_t)b->rows,
                                .x_ld = b->width,
                                .y_ld = op->hidden};
-  struct quire_gemm_part part = {.row_end = b->rows, .column_begin = column, .column_end = end};
-  quire_gemm_compute(c->run->isa, &product, part);
-  if (!weighted) {
-    return;
+  product_compute(c->run, &product, packing, column, end);
+  if (b->expert == &op->shared) {
+    return; /* not weighted */
   }
   int64_t slot = (b->outer - c->ws.outer) / op->hidden;
   for (int64_t row = 0; row < b->rows; row++) {
@@ -240,11 +304,15 @@ static void outer_share(void *context, int member, int threads) {
   const struct quire_moe *op = &c->run->op;
   int64_t turn = 0;
   for (int32_t index = 0; index < batch_count(op); index++) {
-    struct batch b = batch_at(c, index);
-    for (int64_t column = 0; b.rows > 0 && column < op->hidden; column += COLUMNS, turn++) {
-      if (turn % threads == member) {
-        int64_t end = column + COLUMNS < op->hidden ? column + COLUMNS : op->hidden;
-        outer_compute(c, &b, column, end, index < op->expert_count);
+    struct batch whole = batch_at(c, index), b;
+    for (int64_t row = 0; row < whole.rows; row += b.rows) {
+      struct packing packing = packing_of(c, member, whole.width);
+      b = batch_rows(c, &whole, row);
+      for (int64_t column = 0; column < op->hidden; column += COLUMNS, turn++) {
+        if (turn % threads == member) {
+          int64_t end = column + COLUMNS < op->hidden ? column + COLUMNS : op->hidden;
+          outer_compute(c, &b, &packing, column, end);
+        }
       }
     }
   }
@@ -296,6 +364,7 @@ static void launch(struct quire_stream *stream, const struct quire_gemm_isa *isa
   QUIRE_ASSERT(op->m >= 0 && op->k >= 0 && op->hidden > 0);
   QUIRE_ASSERT(op->x_dtype == QUIRE_DTYPE_BF16 || op->x_dtype == QUIRE_DTYPE_F32);
   QUIRE_ASSERT(op->k > 0 || op->shared.gate.n > 0);
+  QUIRE_ASSERT(isa->prepacked != NULL || op->k == 0 || op->experts[0].gate.layout == QUIRE_WEIGHT_ROWS);
   if (op->m > 0) {
     quire_stream_launch(stream, moe_run, &run, sizeof run);
   }
