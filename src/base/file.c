@@ -83,6 +83,14 @@ void quire_file_sparse(const struct quire_mapping *mapping, bool sparse) {
   }
 }
 
+void quire_file_done(const void *data, size_t bytes) {
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  const uintptr_t begin = ((uintptr_t)data + page - 1) / page * page, end = ((uintptr_t)data + bytes) / page * page;
+  if (begin < end) {
+    (void)madvise((void *)begin, end - begin, MADV_DONTNEED); /* of a file, read only: read again where it is needed */
+  }
+}
+
 void quire_file_unmap(struct quire_mapping *mapping) {
   if (mapping->bytes) {
     munmap((void *)(uintptr_t)mapping->data, mapping->bytes);

@@ -28,6 +28,8 @@ enum quire_status quire_file_map(const char *path, struct quire_mapping *mapping
 void quire_file_unmap(struct quire_mapping *mapping);
 /* A hint: reads will be few and scattered (true), or as usual. */
 void quire_file_sparse(const struct quire_mapping *mapping, bool sparse);
+/* A hint: [data, data + bytes) of a mapping will hardly be read again, its pages need not stay resident. */
+void quire_file_done(const void *data, size_t bytes);
 
 /* A file's bytes followed by one NUL that is not counted. */
 struct quire_file_text {

@@ -23,6 +23,7 @@ extern "C" {
 enum { CLI_VIEW_AUTO, CLI_VIEW_GATHER, CLI_VIEW_PEER, CLI_VIEW_LOCAL };
 enum { CLI_KV_AUTO, CLI_KV_SHARED, CLI_KV_REPLICATED };
 enum { CLI_MTP_AUTO, CLI_MTP_ON, CLI_MTP_OFF };
+enum { CLI_WEIGHTS_AUTO, CLI_WEIGHTS_PACKED, CLI_WEIGHTS_MAPPED };
 enum { CLI_COMPUTE_BF16, CLI_COMPUTE_F32 };
 enum { CLI_SCALES_POW2, CLI_SCALES_ANY };
 
@@ -31,7 +32,7 @@ struct cli_worker {
   const char *model;
   const char *config; /* YAML file */
   int64_t ranks, chunk_tokens, threads_per_rank, ctx_tokens, cache_tokens;
-  int split, view, kv, kv_format, kv_scales, compute, mtp;
+  int split, view, kv, kv_format, kv_scales, compute, mtp, weights;
   const char *isa, *executor;
   double latent_norm_eps;
   bool hadamard;

@@ -11,6 +11,7 @@ static const char *const kv_names[] = {"auto", "shared", "replicated", NULL};
 static const char *const format_names[] = {"f32", "bf16", "fp8", NULL};
 static const char *const scales_names[] = {"pow2", "any", NULL};
 static const char *const compute_names[] = {"bf16", "f32", NULL};
+static const char *const weights_names[] = {"auto", "packed", "mapped", NULL};
 static const char *const mtp_names[] = {"auto", "on", "off", NULL};
 
 static const char *const fault_names[] = {"none", "skip-fence", "foreign-write", "swap-pages", NULL};
@@ -89,6 +90,14 @@ const struct quire_option cli_worker_rows[] = {
      .offset = AT(mtp),
      .values = mtp_names,
      .help = "keep draft (MTP) rows in the cache; auto is on when the model has the layer"},
+    {.name = "weights",
+     .type = QUIRE_OPTION_ENUM,
+     .offset = AT(weights),
+     .values = weights_names,
+     .help =
+         "packed: matrices are laid out for the kernels while they are loaded, in memory of their own; products are "
+         "faster, the results the same. mapped: they are read where the files have them, pages are shared with other "
+         "processes and start-up is quick. auto: packed where the kernels have a layout and compute is bf16"},
     {.name = "ctx-tokens",
      .short_name = 'c',
      .type = QUIRE_OPTION_INT,

@@ -10,13 +10,39 @@ static void on_weights(void *context, uint64_t done, uint64_t total) {
   cli_progress("load", (double)done * 1e-6, (double)total * 1e-6, "MB", *started);
 }
 
+/* The table whose layout the weights get; NULL: none. */
+static enum quire_status choose_pack(const struct cli_worker *worker, const struct quire_kernels **pack_out,
+                                     struct quire_error *error_out) {
+  const struct quire_kernels *kernels = NULL;
+  enum quire_status status = quire_kernels_find(worker->isa, &kernels, error_out);
+  *pack_out = NULL;
+  if (status != QUIRE_OK || worker->weights == CLI_WEIGHTS_MAPPED) {
+    return status;
+  }
+  bool bf16 = worker->compute != CLI_COMPUTE_F32;
+  if (kernels->pack_weight != NULL && bf16) {
+    *pack_out = kernels;
+  } else if (worker->weights == CLI_WEIGHTS_PACKED) {
+    return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "--weights",
+                           "packed: %s; use mapped, the results are the same",
+                           bf16 ? "the kernels have no such layout" : "compute f32 reads weights as they are stored");
+  }
+  return QUIRE_OK;
+}
+
 static enum quire_status open_weights(const struct cli_worker *worker, struct cli_model *model,
                                       struct quire_error *error_out) {
   uint64_t started = cli_now_ns();
+  const struct quire_kernels *pack = NULL;
+  enum quire_status status = choose_pack(worker, &pack, error_out);
+  if (status != QUIRE_OK) {
+    return status;
+  }
   struct quire_weights_args args = {
       .config = &model->config,
       .tensors = model->tensors,
       .compute = model->options.compute,
+      .pack = pack,
       .mtp = (enum quire_mtp_mode)worker->mtp,
       .progress = on_weights,
       .progress_context = &started,

@@ -53,8 +53,9 @@ static void print_model(const struct cli_model *model) {
   printf("  vocabulary    %d, positions %d\n", c->vocab, c->positions);
   printf("  parameters    %.2f M, %.2f M active a token, draft %.2f M\n", (double)c->target_parameters * 1e-6,
          (double)c->active_parameters * 1e-6, (double)c->draft_parameters * 1e-6);
-  printf("  weights       %.2f MB mapped in place, %.2f MB copied, one copy for all ranks\n",
-         (double)model->weights->mapped_bytes * 1e-6, (double)model->weights->copied_bytes * 1e-6);
+  printf("  weights       %.2f MB mapped in place, %.2f MB packed, %.2f MB copied, one copy for all ranks\n",
+         (double)model->weights->mapped_bytes * 1e-6, (double)model->weights->packed_bytes * 1e-6,
+         (double)model->weights->copied_bytes * 1e-6);
 }
 
 static void print_parts(const struct quire_engine_config *config) {

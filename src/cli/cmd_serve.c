@@ -365,7 +365,8 @@ static void print_memory(const struct serving *serving) {
       MB(rank->forward));
   printf("             the worker: %.1f MB requests, %.1f page states and tree, %.1f RoPE; %.1f MB in all\n",
          MB(memory.controller), MB(memory.brain), MB(memory.rope), MB(quire_engine_memory_total(config, &memory)));
-  printf("             weights: %.1f MB mapped, %.1f MB copied\n", MB(serving->model.weights->mapped_bytes),
+  printf("             weights: %.1f MB mapped, %.1f MB packed, %.1f MB copied\n",
+         MB(serving->model.weights->mapped_bytes), MB(serving->model.weights->packed_bytes),
          MB(serving->model.weights->copied_bytes));
 }
 

@@ -68,6 +68,12 @@ enum quire_status quire_engine_check(const struct quire_engine_config *config, s
     return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "isa", "this machine cannot run the kernels \"%s\": %s",
                            config->kernels->name, refusal);
   }
+  const struct quire_kernels *packed_for = config->weights != NULL ? config->weights->packed_for : NULL;
+  if (packed_for != NULL && packed_for != config->kernels) {
+    return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "weights",
+                           "the weights were packed for the kernels \"%s\", \"%s\" cannot read them; load them mapped",
+                           packed_for->name, config->kernels->name);
+  }
   return QUIRE_OK;
 }
 

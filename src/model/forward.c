@@ -60,6 +60,7 @@ static int64_t gemm_scratch_bytes(const struct quire_forward_config *c, int64_t 
   QUIRE_ASSERT(rows > 0 && rows <= INT32_MAX);
   const struct quire_model_config *m = c->model;
   int64_t k = max64(max64(2 * m->hidden, m->q_rank), max64((int64_t)m->heads * m->value_dim, m->dense_width));
+  k = max64(k, max64(m->nope_dim, QUIRE_LATENT_DIM));
   bool bf16 = c->options.compute == QUIRE_DTYPE_BF16;
   return bf16 ? quire_gemm_scratch_bytes((int32_t)rows, (int32_t)k, c->threads) : 0;
 }
@@ -337,6 +338,7 @@ static void project_q(struct layer_run *run) {
         .x_dtype = f->compute,
         .y_dtype = f->compute,
         .m = rows,
+        .scratch = f->gemm_scratch,
         .x_ld = (int64_t)heads * m->nope_dim,
         .y_ld = (int64_t)heads * QUIRE_LATENT_DIM,
     };
@@ -398,6 +400,7 @@ static void attend(struct layer_run *run) {
         .x_dtype = f->compute,
         .y_dtype = f->compute,
         .m = rows,
+        .scratch = f->gemm_scratch,
         .x_ld = (int64_t)heads * QUIRE_LATENT_DIM,
         .y_ld = (int64_t)heads * m->value_dim,
     };

@@ -61,6 +61,13 @@ void quire_safetensors_sparse(const struct quire_safetensors *tensors, bool spar
   }
 }
 
+void quire_safetensors_done(const struct quire_safetensors *tensors, const struct quire_tensor *tensor) {
+  QUIRE_ASSERT(tensors != NULL && tensor != NULL);
+  if (!tensors->adopted) {
+    quire_file_done(tensor->data, tensor->bytes);
+  }
+}
+
 int32_t quire_tensor_type_bytes(enum quire_tensor_type type) {
   QUIRE_ASSERT((int)type >= 0 && (int)type < TYPES);
   return types[type].bytes;

@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/assert.h"
 #include "base/hash.h"
@@ -27,10 +28,21 @@ struct block {
   size_t bytes; /* with the header */
 };
 
+/* Packed matrices lie side by side in pieces, in huge pages where the system gives them. */
+#define PIECE_BYTES ((size_t)8 << 20)
+#define PIECE_ALIGN ((size_t)2 << 20)
+
+struct piece {
+  struct piece *next;
+  uint8_t *data;
+  size_t bytes, used;
+};
+
 struct loaded {
   struct quire_model_weights weights; /* first: what the caller holds is a pointer to it */
   const struct quire_env *env;
   struct block *blocks;
+  struct piece *pieces;
 };
 
 struct loader {
@@ -86,6 +98,51 @@ static void *copy_alloc(struct loader *l, size_t bytes) {
   l->loaded->blocks = block;
   l->loaded->weights.copied_bytes += bytes;
   return block + 1;
+}
+
+/* Gives a copy back that nothing refers to any more. */
+static void copy_free(struct loader *l, const void *copy) {
+  const struct quire_env *env = l->loaded->env;
+  struct block **at = &l->loaded->blocks;
+  while (*at + 1 != copy) {
+    at = &(*at)->next;
+  }
+  struct block *block = *at;
+  *at = block->next;
+  l->loaded->weights.copied_bytes -= block->bytes - sizeof *block;
+  env->dealloc(env->context, block, block->bytes);
+}
+
+/* bytes for a packed matrix, aligned to 64; NULL after a failure. */
+static void *piece_alloc(struct loader *l, size_t bytes) {
+  struct loaded *loaded = l->loaded;
+  const struct quire_env *env = loaded->env;
+  struct piece *piece = loaded->pieces;
+  const size_t size = (bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+  if (l->status) {
+    return NULL;
+  }
+  if (!piece || piece->bytes - piece->used < size) {
+    const size_t want = size > PIECE_BYTES ? (size + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN : PIECE_BYTES;
+    piece = quire_env_zalloc(env, 1, sizeof *piece);
+    uint8_t *data = piece ? env->alloc(env->context, want, PIECE_ALIGN) : NULL;
+    if (!data) {
+      quire_env_free(env, piece, 1, sizeof *piece);
+      fail(l, QUIRE_ERR_MEMORY, "no memory for packed matrices, %zu bytes; --weights mapped does without", want);
+      return NULL;
+    }
+    (void)madvise(data, want, MADV_HUGEPAGE); /* a wish */
+    *piece = (struct piece){loaded->pieces, data, want, 0};
+    loaded->pieces = piece;
+  }
+  void *at = piece->data + piece->used;
+  piece->used += size;
+  loaded->weights.packed_bytes += size;
+  return at;
+}
+
+static bool can_pack(const struct loader *l, const struct quire_weight *weight) {
+  return !l->status && l->args->pack && quire_weight_can_pack(weight);
 }
 
 /* ---- tensors ---- */
@@ -256,6 +313,26 @@ static struct stored stored_matrix(struct loader *l, const char *suffix, int32_t
   return l->status ? (struct stored){NULL, NULL} : stored;
 }
 
+/* A matrix that was resolved, packed where it can be; what it was packed from is given back. */
+static struct quire_weight packed(struct loader *l, const struct quire_tensor *tensor, struct quire_weight rows) {
+  struct quire_weight weight = rows;
+  if (!can_pack(l, &rows)) {
+    return rows;
+  }
+  void *data = piece_alloc(l, (size_t)quire_weight_packed_bytes(&rows));
+  if (!data) {
+    return rows;
+  }
+  l->args->pack->pack_weight(&rows, data, &weight);
+  if (rows.data == tensor->data) {
+    l->loaded->weights.mapped_bytes -= tensor->bytes;
+  } else {
+    copy_free(l, rows.data);
+  }
+  quire_safetensors_done(l->args->tensors, tensor);
+  return weight;
+}
+
 static struct quire_weight matrix(struct loader *l, const char *suffix, int32_t n, int32_t k, enum use use) {
   QUIRE_ASSERT(n > 0 && k > 0);
   struct quire_weight weight = {.n = n, .k = k, .ld = k};
@@ -271,12 +348,12 @@ static struct quire_weight matrix(struct loader *l, const char *suffix, int32_t 
     weight.data = in_place(l, stored.data);
     weight.scale = in_place(l, stored.scale);
     weight.scale_ld = (int32_t)blocks_of(k);
-    return weight;
+    return use == USE_GEMM ? packed(l, stored.data, weight) : weight;
   }
   const bool round = stored.data->type == QUIRE_TENSOR_F32 && use == USE_GEMM && l->args->compute == QUIRE_DTYPE_BF16;
   weight.dtype = stored.data->type == QUIRE_TENSOR_F32 && !round ? QUIRE_DTYPE_F32 : QUIRE_DTYPE_BF16;
   weight.data = round ? (const void *)rounded_copy(l, stored.data, (int64_t)n * k) : in_place(l, stored.data);
-  return weight;
+  return use == USE_GEMM ? packed(l, stored.data, weight) : weight;
 }
 
 /* ---- kv_b ---- */
@@ -312,6 +389,27 @@ static struct quire_head_weights head_weights(struct loader *l, enum quire_dtype
   return heads;
 }
 
+/* The same matrices, packed one behind another where they can be. */
+static void pack_heads(struct loader *l, struct quire_head_weights *heads) {
+  const struct quire_weight first = heads->first;
+  if (!can_pack(l, &first)) {
+    return;
+  }
+  const int64_t bytes = quire_weight_packed_bytes(&first);
+  uint8_t *data = piece_alloc(l, (size_t)(bytes * l->config->heads));
+  if (!data) {
+    return;
+  }
+  struct quire_weight weight;
+  for (int32_t head = l->config->heads - 1; head >= 0; head--) {
+    const struct quire_weight rows = quire_head_weight(heads, head);
+    l->args->pack->pack_weight(&rows, data + head * bytes, &weight);
+  }
+  heads->first = weight; /* of head 0, the last */
+  heads->stride = bytes / (int64_t)sizeof(uint16_t);
+  copy_free(l, first.data);
+}
+
 /* Rows of a head: nope of W_UK, then value of W_UV; W_UK is transposed, so that a row of it is summed over nope. */
 static void split_kv_b(struct loader *l, struct quire_layer_weights *layer) {
   QUIRE_ASSERT(l->config->kv_rank == QUIRE_LATENT_DIM);
@@ -342,6 +440,8 @@ static void split_kv_b(struct loader *l, struct quire_layer_weights *layer) {
       }
     }
   }
+  pack_heads(l, &layer->w_uk);
+  pack_heads(l, &layer->w_uv);
 }
 
 struct quire_weight quire_head_weight(const struct quire_head_weights *weights, int32_t head) {
@@ -512,6 +612,7 @@ enum quire_status quire_model_weights_open(const struct quire_env *env, const st
                                            struct quire_error *error_out) {
   QUIRE_ASSERT(env && args && args->config && args->tensors && weights_out);
   QUIRE_ASSERT(args->compute == QUIRE_DTYPE_F32 || args->compute == QUIRE_DTYPE_BF16);
+  QUIRE_ASSERT(!args->pack || (args->pack->pack_weight && args->compute == QUIRE_DTYPE_BF16));
   const int32_t count = quire_safetensors_count(args->tensors);
   struct loader l = {.args = args, .config = args->config, .error = error_out};
   l.loaded = quire_env_zalloc(env, 1, sizeof *l.loaded);
@@ -522,6 +623,7 @@ enum quire_status quire_model_weights_open(const struct quire_env *env, const st
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "weights", "no memory for the table of weights");
   }
   l.loaded->env = env;
+  l.loaded->weights.packed_for = args->pack;
   const uint32_t control = quire_kernels_enter();
   choose_mtp(&l);
   for (int32_t i = 0; i < count; i++) {
@@ -553,6 +655,12 @@ void quire_model_weights_close(const struct quire_model_weights *weights) {
     struct block *next = block->next;
     env->dealloc(env->context, block, block->bytes);
     block = next;
+  }
+  for (struct piece *piece = loaded->pieces; piece;) {
+    struct piece *next = piece->next;
+    env->dealloc(env->context, piece->data, piece->bytes);
+    quire_env_free(env, piece, 1, sizeof *piece);
+    piece = next;
   }
   quire_env_free(env, loaded, 1, sizeof *loaded);
 }

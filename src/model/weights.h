@@ -8,7 +8,11 @@
  *     weights_proj, which are used as stored, with f32 activations
  *   - data that its file misaligns
  *
- * One object serves all ranks of a process: it is read only, and the pages of the mapping are shared.
+ * Or they are packed (args.pack): laid out once for the products of a table of kernels, which are then faster with the same
+ * results, in memory of their own; the pages of the file they came from are given back, so that one copy stays resident.
+ * What a table has no layout for (f32, an odd k) and what is used as stored stays mapped.
+ *
+ * One object serves all ranks of a process and of those it forks: it is read only, and its pages are shared.
  *
  * Memory: the object refers to the safetensors, which must outlive it; copies belong to it. Threads: constant after
  * open. */
@@ -89,8 +93,11 @@ struct quire_model_weights {
   bool has_mtp;
   struct quire_mtp_weights mtp;
 
-  size_t mapped_bytes;  /* used in place */
-  size_t copied_bytes;  /* memory of the copies */
+  size_t mapped_bytes; /* used in place */
+  size_t copied_bytes; /* memory of the copies */
+  size_t packed_bytes; /* memory of packed matrices, not among the copies */
+  const struct quire_kernels
+      *packed_for;      /* the only kernels that read packed matrices; NULL: any do, nothing is packed */
   uint64_t identity[2]; /* XXH3-128, low half first: see quire_model_identity */
 };
 
@@ -101,7 +108,9 @@ struct quire_weights_args {
   const struct quire_model_config *config;
   const struct quire_safetensors *tensors;
   enum quire_dtype compute; /* QUIRE_DTYPE_F32 or _BF16 */
-  enum quire_mtp_mode mtp;  /* AUTO: the draft layer if config and checkpoint have one; a warning if only config has */
+  /* Whose layout matrices get; NULL: none. Has pack_weight; compute is bf16. */
+  const struct quire_kernels *pack;
+  enum quire_mtp_mode mtp; /* AUTO: the draft layer if config and checkpoint have one; a warning if only config has */
   quire_weights_progress progress; /* NULL: none */
   void *progress_context;
 };

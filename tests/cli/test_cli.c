@@ -216,6 +216,30 @@ static void test_prompt_files(void **state) {
   assert_null(strstr(outcome->err, "and 0 found"));
 }
 
+/* The same answer from packed and mapped weights; what cannot be packed is refused with the reason. */
+static void test_weights(void **state) {
+  (void)state;
+  char arguments[1024];
+  expand("run --model %M --prompt abc -n 8 --ranks 2 --weights mapped", arguments);
+  struct outcome *outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  char *mapped = strdup(outcome->out);
+  assert_non_null(mapped);
+  expand("run --model %M --prompt abc -n 8 --ranks 2", arguments);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_string_equal(outcome->out, mapped);
+  free(mapped);
+  expand("run --model %M --prompt abc -n 1 --weights packed --compute f32", arguments);
+  outcome = quire(arguments);
+  assert_true(outcome->code != 0);
+  assert_non_null(strstr(outcome->err, "use mapped"));
+  expand("run --model %M --prompt abc -n 1 --weights packed --isa portable", arguments);
+  outcome = quire(arguments);
+  assert_true(outcome->code != 0);
+  assert_non_null(strstr(outcome->err, "use mapped"));
+}
+
 static void test_insight(void **state) {
   (void)state;
   char arguments[1024];
@@ -447,9 +471,9 @@ static int teardown(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_refusals),      cmocka_unit_test(test_answers), cmocka_unit_test(test_sampling),
-      cmocka_unit_test(test_prompt_files),  cmocka_unit_test(test_insight), cmocka_unit_test(test_damaged_models),
-      cmocka_unit_test(test_damaged_lists),
+      cmocka_unit_test(test_refusals),       cmocka_unit_test(test_answers),       cmocka_unit_test(test_sampling),
+      cmocka_unit_test(test_prompt_files),   cmocka_unit_test(test_weights),       cmocka_unit_test(test_insight),
+      cmocka_unit_test(test_damaged_models), cmocka_unit_test(test_damaged_lists),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -424,9 +424,25 @@ static void expect_failure_alone(const struct quire_model_weights *weights, cons
   quire_engine_destroy(engine);
 }
 
+static void weights_of_other_kernels_are_refused(void **unused) {
+  (void)unused;
+  struct exact_cell cell = exact_cell_defaults(&model, (const int32_t[]){1}, 1);
+  cell.isa = "portable";
+  struct quire_engine_config config = exact_engine_config(&cell, QUIRE_PAGE_TOKENS, QUIRE_PAGE_TOKENS);
+  struct quire_model_weights weights = *config.weights;
+  struct quire_error error = {0};
+  weights.packed_for = quire_kernels_at(0);
+  assert_ptr_not_equal(weights.packed_for, config.kernels);
+  config.weights = &weights;
+  assert_int_equal(quire_engine_check(&config, &error), QUIRE_ERR_UNSUPPORTED);
+  assert_non_null(strstr(error.text, "packed for"));
+  weights.packed_for = config.kernels;
+  assert_int_equal(quire_engine_check(&config, &error), QUIRE_OK);
+}
+
 static void a_row_that_is_not_finite_fails_its_request(void **unused) {
   (void)unused;
-  struct quire_model_weights weights = *exact_model_weights(&model, QUIRE_DTYPE_BF16, true);
+  struct quire_model_weights weights = *exact_model_weights(&model, QUIRE_DTYPE_BF16, true, NULL);
   size_t bytes = (size_t)weights.embed.n * (size_t)weights.embed.ld * 2;
   uint16_t *embed = malloc(bytes);
   assert_non_null(embed);
@@ -483,6 +499,7 @@ int main(void) {
       cmocka_unit_test(a_request_may_end_in_any_state),
       cmocka_unit_test(hits_and_evictions_are_counted),
       cmocka_unit_test(answers_end_where_they_should),
+      cmocka_unit_test(weights_of_other_kernels_are_refused),
       cmocka_unit_test(a_row_that_is_not_finite_fails_its_request),
       cmocka_unit_test(logits_that_are_not_finite_fail_their_request),
   };

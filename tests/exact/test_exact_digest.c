@@ -80,12 +80,13 @@ static int close_models(void **unused) {
   return 0;
 }
 
-static struct quire_hash128 digest_of(const struct digest_case *c, const char *isa) {
+static struct quire_hash128 digest_of(const struct digest_case *c, const char *isa, bool mapped) {
   struct exact_cell cell = exact_cell_defaults(&models[c->weights], tokens, LENGTH);
   cell.compute = c->compute;
   cell.kv = c->kv;
   cell.mtp = true;
   cell.isa = isa;
+  cell.mapped = mapped;
   cell.new_max = NEW;
   struct exact_result result = {0};
   exact_cell_run(&cell, &result);
@@ -108,10 +109,10 @@ static void print_case(const struct digest_case *c, struct quire_hash128 digest)
          c->compute == QUIRE_DTYPE_F32 ? "F32" : "BF16", formats[c->kv], digest.low, digest.high);
 }
 
-static void expect_digests(const char *isa) {
+static void expect_digests(const char *isa, bool mapped) {
   int different = 0;
   for (size_t i = 0; i < CASES; i += STRIDE) {
-    struct quire_hash128 digest = digest_of(&cases[i], isa);
+    struct quire_hash128 digest = digest_of(&cases[i], isa, mapped);
     bool equal = quire_hash128_equal(digest, cases[i].digest);
     different += equal ? 0 : 1;
     if (!equal || getenv("QUIRE_TEST_PRINT") != NULL) {
@@ -125,20 +126,30 @@ static void expect_digests(const char *isa) {
 
 static void portable(void **unused) {
   (void)unused;
-  expect_digests("portable");
+  expect_digests("portable", true);
 }
 
-static void avx512(void **unused) {
-  (void)unused;
+static void expect_avx512(bool mapped) {
   const struct quire_kernels *kernels = NULL;
   if (quire_kernels_find("avx512", &kernels, NULL) != QUIRE_OK) {
     printf("skipped: this machine has no avx512\n");
     skip();
   }
-  expect_digests("avx512");
+  expect_digests("avx512", mapped);
+}
+
+static void avx512(void **unused) {
+  (void)unused;
+  expect_avx512(false);
+}
+
+static void avx512_mapped(void **unused) {
+  (void)unused;
+  expect_avx512(true);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(portable), cmocka_unit_test(avx512)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(portable), cmocka_unit_test(avx512),
+                                     cmocka_unit_test(avx512_mapped)};
   return cmocka_run_group_tests(tests, open_models, close_models);
 }

@@ -280,6 +280,82 @@ static void test_values(void **state) {
   quire_model_weights_close(NULL);
 }
 
+/* ---- packed ---- */
+
+/* What packing adds: a weight is the mapped one laid out, or that one itself. Returns whether it is packed. */
+static bool check_packed(const struct quire_kernels *kernels, const struct quire_weight *mapped,
+                         const struct quire_weight *packed) {
+  if (!quire_weight_can_pack(mapped)) {
+    assert_int_equal(packed->layout, QUIRE_WEIGHT_ROWS);
+    return false;
+  }
+  const size_t bytes = (size_t)quire_weight_packed_bytes(mapped);
+  void *data = aligned_alloc(64, bytes);
+  struct quire_weight wanted;
+  assert_non_null(data);
+  kernels->pack_weight(mapped, data, &wanted);
+  assert_int_equal(packed->layout, QUIRE_WEIGHT_PACKED);
+  assert_int_equal(packed->dtype, mapped->dtype);
+  assert_int_equal(packed->n, mapped->n);
+  assert_int_equal(packed->k, mapped->k);
+  assert_ptr_equal(packed->scale, mapped->scale);
+  assert_memory_equal(packed->data, wanted.data, bytes);
+  free(data);
+  return true;
+}
+
+static int check_packed_layer(const struct quire_kernels *kernels, const struct model *model,
+                              const struct quire_layer_weights *mapped, const struct quire_layer_weights *packed) {
+  int count = check_packed(kernels, &mapped->q_a, &packed->q_a) + check_packed(kernels, &mapped->q_b, &packed->q_b) +
+              check_packed(kernels, &mapped->kv_a, &packed->kv_a) + check_packed(kernels, &mapped->o, &packed->o);
+  for (int head = 0; head < model->config.heads; head++) {
+    const struct quire_weight from[2] = {quire_head_weight(&mapped->w_uk, head),
+                                         quire_head_weight(&mapped->w_uv, head)};
+    const struct quire_weight to[2] = {quire_head_weight(&packed->w_uk, head), quire_head_weight(&packed->w_uv, head)};
+    count += check_packed(kernels, &from[0], &to[0]) + check_packed(kernels, &from[1], &to[1]);
+  }
+  if (mapped->owns_indexer) {
+    count += check_packed(kernels, &mapped->index.wq_b, &packed->index.wq_b);
+    assert_ptr_equal(mapped->index.weights.data, packed->index.weights.data); /* used as stored */
+  }
+  for (int j = 0; mapped->moe && j < QUIRE_TINY_EXPERTS; j++) {
+    count += check_packed(kernels, &mapped->experts[j].gate, &packed->experts[j].gate) +
+             check_packed(kernels, &mapped->experts[j].up, &packed->experts[j].up) +
+             check_packed(kernels, &mapped->experts[j].down, &packed->experts[j].down);
+  }
+  return count;
+}
+
+static void test_packed(void **state) {
+  (void)state;
+  const struct quire_kernels *kernels = NULL;
+  if (quire_kernels_find("avx512", &kernels, NULL) != QUIRE_OK) {
+    print_message("skipped: this machine has no kernels with packed weights\n");
+    skip();
+  }
+  for (int kind = 0; kind < 3; kind++) {
+    struct model model = make_model(small((enum quire_tiny_dtype)kind));
+    struct quire_weights_args args = args_of(&model, QUIRE_DTYPE_BF16);
+    const struct quire_model_weights *mapped = open_weights(args);
+    args.pack = kernels;
+    const struct quire_model_weights *packed = open_weights(args);
+    int count = 0;
+    for (int layer = 0; layer < mapped->layers; layer++) {
+      count += check_packed_layer(kernels, &model, &mapped->layer[layer], &packed->layer[layer]);
+    }
+    count += check_packed_layer(kernels, &model, &mapped->mtp.layer, &packed->mtp.layer);
+    assert_true(count > 0);
+    assert_ptr_equal(mapped->embed.data, packed->embed.data);
+    assert_memory_equal(mapped->identity, packed->identity, sizeof mapped->identity);
+    assert_int_equal(mapped->packed_bytes, 0);
+    assert_true(packed->packed_bytes > 0);
+    assert_true(packed->mapped_bytes + packed->copied_bytes < mapped->mapped_bytes + mapped->copied_bytes);
+    quire_model_weights_close(packed);
+    quire_model_weights_close(mapped);
+    free_model(&model);
+  }
+}
+
 /* ---- the draft layer ---- */
 
 static void test_mtp_modes(void **state) {
@@ -711,7 +787,10 @@ static void test_progress(void **state) {
 static enum quire_status life(void *context, const struct quire_env *env) {
   const struct quire_model_weights *w = NULL;
   struct quire_error error = {0};
-  const struct quire_weights_args args = args_of(context, QUIRE_DTYPE_F32);
+  struct quire_weights_args args = args_of(context, QUIRE_DTYPE_BF16);
+  const struct quire_kernels *kernels = NULL;
+  bool can = quire_kernels_find("auto", &kernels, NULL) == QUIRE_OK && kernels->pack_weight != NULL;
+  args.pack = can ? kernels : NULL;
   enum quire_status status = quire_model_weights_open(env, &args, &w, &error);
   assert_true(status ? w == NULL : w != NULL);
   quire_model_weights_close(w);
@@ -731,6 +810,7 @@ static void test_every_allocation_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_values),
+      cmocka_unit_test(test_packed),
       cmocka_unit_test(test_mtp_modes),
       cmocka_unit_test(test_refused_checkpoints),
       cmocka_unit_test(test_shared_indexer),

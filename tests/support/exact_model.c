@@ -62,8 +62,8 @@ void exact_model_small(struct exact_model *model, enum quire_tiny_dtype dtype) {
 }
 
 void exact_model_close(struct exact_model *model) {
-  for (int i = 0; i < 4; i++) {
-    quire_model_weights_close(model->weights[i / 2][i % 2]);
+  for (int i = 0; i < 8; i++) {
+    quire_model_weights_close(model->weights[i / 4][i / 2 % 2][i % 2]);
   }
   quire_safetensors_close(model->tensors);
   if (model->temporary) {
@@ -72,14 +72,16 @@ void exact_model_close(struct exact_model *model) {
   memset(model, 0, sizeof *model);
 }
 
-const struct quire_model_weights *exact_model_weights(struct exact_model *model, enum quire_dtype compute, bool mtp) {
-  const struct quire_model_weights **weights = &model->weights[compute == QUIRE_DTYPE_F32][mtp];
+const struct quire_model_weights *exact_model_weights(struct exact_model *model, enum quire_dtype compute, bool mtp,
+                                                      const struct quire_kernels *pack) {
+  const struct quire_model_weights **weights = &model->weights[compute == QUIRE_DTYPE_F32][mtp][pack != NULL];
   if (*weights == NULL) {
     struct quire_error error = {0};
     struct quire_weights_args args = {
         .config = &model->config,
         .tensors = model->tensors,
         .compute = compute,
+        .pack = pack,
         .mtp = mtp ? QUIRE_MTP_ON : QUIRE_MTP_OFF,
     };
     expect_ok(quire_model_weights_open(quire_env_default(), &args, weights, &error), &error);

@@ -17,7 +17,7 @@ struct exact_model {
   bool temporary; /* removed by close */
   struct quire_model_config config;
   struct quire_safetensors *tensors;
-  const struct quire_model_weights *weights[2][2]; /* [compute is f32][draft layer] */
+  const struct quire_model_weights *weights[2][2][2]; /* [compute is f32][draft layer][packed] */
 };
 
 void exact_model_open(struct exact_model *model, const char *dir);
@@ -27,6 +27,8 @@ void exact_model_tiny(struct exact_model *model, const struct quire_tiny_options
 void exact_model_small(struct exact_model *model, enum quire_tiny_dtype dtype);
 void exact_model_close(struct exact_model *model);
 
-const struct quire_model_weights *exact_model_weights(struct exact_model *model, enum quire_dtype compute, bool mtp);
+/* pack: as in struct quire_weights_args. */
+const struct quire_model_weights *exact_model_weights(struct exact_model *model, enum quire_dtype compute, bool mtp,
+                                                      const struct quire_kernels *pack);
 
 #endif

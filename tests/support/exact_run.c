@@ -65,7 +65,6 @@ struct quire_engine_config exact_engine_config(const struct exact_cell *cell, in
                                                int32_t cache_tokens) {
   struct quire_engine_config config = {
       .model = &cell->model->config,
-      .weights = exact_model_weights(cell->model, cell->compute, cell->mtp),
       .options = quire_model_options_default(),
       .ranks = cell->ranks,
       .executor = cell->executor,
@@ -92,6 +91,8 @@ struct quire_engine_config exact_engine_config(const struct exact_cell *cell, in
     config.options.latent_norm_eps = cell->latent_norm_eps;
   }
   expect_ok(quire_kernels_find(cell->isa, &config.kernels, &error), &error);
+  bool packed = !cell->mapped && config.kernels->pack_weight != NULL && cell->compute == QUIRE_DTYPE_BF16;
+  config.weights = exact_model_weights(cell->model, cell->compute, cell->mtp, packed ? config.kernels : NULL);
   return config;
 }
 

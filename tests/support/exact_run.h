@@ -58,6 +58,7 @@ struct exact_cell {
   int threads;
   const char *executor;
   const char *isa;
+  bool mapped; /* weights stay as they are where these kernels have a layout of their own */
   enum quire_stream_mode copy_mode;
   uint64_t copy_seed;
   bool debug; /* of the shared pages: it must find nothing */
