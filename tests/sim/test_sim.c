@@ -256,6 +256,46 @@ static void a_row_that_is_not_finite_ends_its_request(void **unused) {
   }
 }
 
+/* A step fails in the middle of everybody's answers: each hears of it once, nothing of the plan stays, and the laws hold
+ * for the one that is held still. */
+static void a_step_that_fails_ends_all(void **unused) {
+  (void)unused;
+  enum { REQUESTS = 6 };
+  for (uint64_t epoch = 2; epoch < 100; epoch += 3) {
+    struct sim_engine s;
+    sim_engine_defaults(&s);
+    s.sim.fail_epoch = epoch;
+    sim_engine_open(&s);
+    int32_t tokens[80], ends[REQUESTS] = {0}, failed = 0;
+    uint64_t ids[REQUESTS];
+    for (int32_t i = 0; i < REQUESTS; i++) {
+      sim_prompt(1, 64, (uint64_t)i, 80, tokens);
+      struct quire_engine_request request = {.tokens = tokens, .count = 70 + i, .tag = (uint64_t)i, .hold = i == 0};
+      request.new_max = i == 0 ? 3 : 200;
+      assert_int_equal(quire_engine_submit(s.engine, &request, &ids[i], NULL), QUIRE_OK);
+    }
+    enum quire_status status = QUIRE_OK;
+    for (int tick = 0; tick < 200 && status == QUIRE_OK; tick++) {
+      quire_engine_pause(s.engine, ids[1], tick % 9 > 5);
+      status = quire_engine_tick(s.engine, 0, NULL);
+      assert_true(quire_engine_check_laws(s.engine, NULL));
+      struct quire_engine_event event;
+      while (quire_engine_poll(s.engine, &event, 1) == 1) {
+        assert_int_equal(ends[event.tag], 0);
+        ends[event.tag] = event.kind == QUIRE_EVENT_DONE || event.kind == QUIRE_EVENT_FAILED;
+        failed += event.kind == QUIRE_EVENT_FAILED && event.status == QUIRE_ERR_RANK;
+      }
+    }
+    assert_int_equal(status, QUIRE_ERR_RANK);
+    bool held = quire_engine_cancel(s.engine, ids[0]);
+    assert_int_equal(failed, REQUESTS - held);
+    assert_true(quire_engine_check_laws(s.engine, NULL));
+    assert_int_equal(quire_engine_tick(s.engine, 0, NULL), QUIRE_ERR_RANK);
+    assert_int_equal(quire_engine_active(s.engine), 0);
+    sim_engine_close(&s);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(without_faults),
@@ -267,6 +307,7 @@ int main(void) {
       cmocka_unit_test(a_prompt_is_there_twice),
       cmocka_unit_test(who_matters_more_does_not_wait),
       cmocka_unit_test(a_row_that_is_not_finite_ends_its_request),
+      cmocka_unit_test(a_step_that_fails_ends_all),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
