@@ -1,6 +1,6 @@
 /* Rates of a GPU's copies against the ceilings of the same run: pages between the device and pinned host memory against
- * DMA, pages and rows from a peer against the driver's peer copy and against reads in order. Median of 9 by device events,
- * random bytes, pages drawn from a pool many times the second-level cache. */
+ * DMA, pages and rows from a peer against the driver's peer copy and against reads in order. Median of 21 by device events,
+ * what a peer gives by its ceiling in turns; random bytes, pages drawn from a pool many times the second-level cache. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,7 @@
 #define PAGE_FP8 41984 /* 64 rows of 656 bytes */
 #define PAGE_KEY 8448
 #define ROW_FP8 656
+#define RUNS 21
 #define POOL_BYTES ((size_t)1 << 30)
 
 struct place {
@@ -25,6 +26,7 @@ struct place {
 
 struct list_job {
   struct quire_stream *stream;
+  struct quire_memory *memory; /* of the list */
   const struct quire_copy *list;
   int32_t count, width;
   uint32_t bytes;
@@ -59,10 +61,10 @@ static struct place place_of(int32_t index) {
 }
 
 /* `count` copies of `bytes`; the sources are places of the pool in a drawn order, the targets one behind the other, or
- * the other way round. */
+ * the other way round. The list is the caller's to destroy, as `memory`. */
 static struct list_job list_of(struct place *place, uint8_t *target, const uint8_t *source, int32_t count,
                                uint32_t bytes, bool scatter_targets) {
-  static struct quire_memory *device_list;
+  struct quire_memory *device_list = NULL;
   struct quire_copy *list = quire_memory_base(place->lists);
   int32_t places = (int32_t)(POOL_BYTES / bytes);
   int32_t *order = malloc((size_t)places * sizeof *order);
@@ -79,23 +81,25 @@ static struct list_job list_of(struct place *place, uint8_t *target, const uint8
         (struct quire_copy){target + (scatter_targets ? far : near), source + (scatter_targets ? near : far), bytes};
   }
   free(order);
-  quire_memory_destroy(device_list);
   bench_check(quire_device_memory(place->device, (size_t)count * sizeof *list, &device_list, NULL) == QUIRE_OK,
               "memory");
   quire_stream_copy(place->stream, quire_memory_base(device_list), list, (size_t)count * sizeof *list);
   quire_event_sync(quire_stream_record(place->stream));
-  return (struct list_job){place->stream, quire_memory_base(device_list), count, 0, bytes};
+  return (struct list_job){place->stream, device_list, quire_memory_base(device_list), count, 0, bytes};
 }
 
-static double rate_of_list(struct list_job *job, int32_t width) {
-  job->width = width;
-  double us = bench_us(job->stream, run_list, job, 9);
-  return (double)job->count * job->bytes / us * 1e-3;
+static double bytes_of(const struct list_job *job) { return (double)job->count * job->bytes; }
+
+static double rate_of_list(struct list_job job) {
+  job.width = 16;
+  double us = bench_us(job.stream, run_list, &job, RUNS);
+  quire_memory_destroy(job.memory);
+  return bytes_of(&job) / us * 1e-3;
 }
 
 static double rate_of_copy(struct place *place, void *target, const void *source, size_t bytes) {
   struct plain_job job = {place->stream, target, source, bytes};
-  return (double)bytes / bench_us(place->stream, run_plain, &job, 9) * 1e-3;
+  return (double)bytes / bench_us(place->stream, run_plain, &job, RUNS) * 1e-3;
 }
 
 static void host_pages(struct place *place) {
@@ -109,13 +113,13 @@ static void host_pages(struct place *place) {
   bench_line("host to device, DMA", up, "GB/s", 0, 0);
   bench_line("device to host, DMA", down, "GB/s", 0, 0);
   struct list_job job = list_of(place, place->base, host, pages, PAGE_FP8, true);
-  bench_line("host to device, pages of 41984, 16 SMs", rate_of_list(&job, 16), "GB/s", up, 0.9);
+  bench_line("host to device, pages of 41984, 16 SMs", rate_of_list(job), "GB/s", up, 0.9);
   job = list_of(place, place->base, host, keys, PAGE_KEY, true);
-  bench_line("host to device, pages of 8448, 16 SMs", rate_of_list(&job, 16), "GB/s", up, 0.9);
+  bench_line("host to device, pages of 8448, 16 SMs", rate_of_list(job), "GB/s", up, 0.9);
   job = list_of(place, host, place->base, pages, PAGE_FP8, false);
-  bench_line("device to host, pages of 41984, 16 SMs", rate_of_list(&job, 16), "GB/s", down, 0.9);
+  bench_line("device to host, pages of 41984, 16 SMs", rate_of_list(job), "GB/s", down, 0.9);
   job = list_of(place, host, place->base, keys, PAGE_KEY, false);
-  bench_line("device to host, pages of 8448, 16 SMs", rate_of_list(&job, 16), "GB/s", down, 0.9);
+  bench_line("device to host, pages of 8448, 16 SMs", rate_of_list(job), "GB/s", down, 0.9);
   quire_memory_destroy(slab);
 }
 
@@ -132,36 +136,41 @@ static void run_peer(void *context) {
               "a peer copy");
 }
 
-static double peer_copy_rate(struct place *to, struct place *from, size_t bytes) {
-  struct peer_job job = {to, from, bytes};
-  return (double)bytes / bench_us(to->stream, run_peer, &job, 9) * 1e-3;
+static void peer_pages(struct place *to, struct place *from, int32_t count) {
+  size_t bytes = (size_t)count * PAGE_FP8;
+  struct peer_job peer = {to, from, bytes};
+  struct plain_job plain = {to->stream, to->base, from->base, bytes};
+  struct list_job pages = list_of(to, to->base, from->base, count, PAGE_FP8, false);
+  struct bench_job turns[] = {{run_peer, &peer}, {run_plain, &plain}, {run_list, &pages}};
+  double us[3];
+  char name[64];
+  pages.width = 16;
+  bench_turns_us(to->stream, turns, 3, RUNS, us);
+  quire_memory_destroy(pages.memory);
+  double copy = (double)bytes / us[0] * 1e-3, megabytes = (double)bytes * 1e-6;
+  (void)snprintf(name, sizeof name, "cudaMemcpyPeer, %.0f MB", megabytes);
+  bench_line(name, copy, "GB/s", 0, 0);
+  (void)snprintf(name, sizeof name, "cudaMemcpyAsync from a peer, %.0f MB", megabytes);
+  bench_line(name, (double)bytes / us[1] * 1e-3, "GB/s", 0, 0);
+  (void)snprintf(name, sizeof name, "pages of a peer, %.0f MB, 16 SMs", megabytes);
+  bench_line(name, (double)bytes / us[2] * 1e-3, "GB/s", copy, count > 100 ? 0.95 : 0);
 }
 
-static void peer_pages(struct place *to, struct place *from) {
-  int32_t counts[] = {25, 1600, 9600};
-  for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-    char name[64];
-    size_t bytes = (size_t)counts[i] * PAGE_FP8;
-    double copy = peer_copy_rate(to, from, bytes);
-    (void)snprintf(name, sizeof name, "cudaMemcpyPeer, %.0f MB", (double)bytes * 1e-6);
-    bench_line(name, copy, "GB/s", 0, 0);
-    (void)snprintf(name, sizeof name, "cudaMemcpyAsync from a peer, %.0f MB", (double)bytes * 1e-6);
-    bench_line(name, rate_of_copy(to, to->base, from->base, bytes), "GB/s", 0, 0);
-    struct list_job job = list_of(to, to->base, from->base, counts[i], PAGE_FP8, false);
-    (void)snprintf(name, sizeof name, "pages of a peer, %.0f MB, 16 SMs", (double)bytes * 1e-6);
-    bench_line(name, rate_of_list(&job, 16), "GB/s", copy, counts[i] > 100 ? 0.95 : 0);
-  }
+static void peer_rows(struct place *to, struct place *from, int32_t width) {
   struct list_job whole = list_of(to, to->base, from->base, 64, 1 << 20, false);
-  for (int32_t width = 16; width <= 64; width *= 2) {
-    char name[64];
-    double read = rate_of_list(&whole, width);
-    struct list_job rows = list_of(to, to->base, from->base, 100000, ROW_FP8, false);
-    (void)snprintf(name, sizeof name, "peer read in order, %d SMs", width);
-    bench_line(name, read, "GB/s", 0, 0);
-    (void)snprintf(name, sizeof name, "rows of 656 of a peer, %d SMs", width);
-    bench_line(name, rate_of_list(&rows, width), "GB/s", read, width == 64 ? 0.9 : 0);
-    whole = list_of(to, to->base, from->base, 64, 1 << 20, false);
-  }
+  struct list_job rows = list_of(to, to->base, from->base, 100000, ROW_FP8, false);
+  struct bench_job turns[] = {{run_list, &whole}, {run_list, &rows}};
+  double us[2];
+  char name[64];
+  whole.width = rows.width = width;
+  bench_turns_us(to->stream, turns, 2, RUNS, us);
+  quire_memory_destroy(whole.memory);
+  quire_memory_destroy(rows.memory);
+  double read = bytes_of(&whole) / us[0] * 1e-3;
+  (void)snprintf(name, sizeof name, "peer read in order, %d SMs", width);
+  bench_line(name, read, "GB/s", 0, 0);
+  (void)snprintf(name, sizeof name, "rows of 656 of a peer, %d SMs", width);
+  bench_line(name, bytes_of(&rows) / us[1] * 1e-3, "GB/s", read, width == 64 ? 0.9 : 0);
 }
 
 int main(void) {
@@ -174,7 +183,12 @@ int main(void) {
   if (info.devices > 1) {
     struct place second = place_of(1);
     bench_random_device(second.stream, second.base, POOL_BYTES);
-    peer_pages(&first, &second);
+    peer_pages(&first, &second, 25);
+    peer_pages(&first, &second, 1600);
+    peer_pages(&first, &second, 9600);
+    peer_rows(&first, &second, 16);
+    peer_rows(&first, &second, 32);
+    peer_rows(&first, &second, 64);
   }
   return 0;
 }

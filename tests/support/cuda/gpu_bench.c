@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 
+#define TURNS_MAX 4
 #define RUNS_MAX 101
 #define BLOCK_BYTES ((size_t)16 << 20)
 
@@ -22,25 +23,41 @@ static int by_value(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-double bench_us(struct quire_stream *stream, void (*fn)(void *context), void *context, int runs) {
-  double us[RUNS_MAX];
+/* What was enqueued between two events, in microseconds. */
+static double once_us(cudaEvent_t begin, cudaEvent_t end, cudaStream_t native, const struct bench_job *job) {
+  float ms = 0;
+  bench_check(cudaEventRecord(begin, native) == cudaSuccess, "recording");
+  job->fn(job->context);
+  bench_check(cudaEventRecord(end, native) == cudaSuccess && cudaEventSynchronize(end) == cudaSuccess, "running");
+  bench_check(cudaEventElapsedTime(&ms, begin, end) == cudaSuccess, "reading events");
+  return (double)ms * 1e3;
+}
+
+void bench_turns_us(struct quire_stream *stream, const struct bench_job *jobs, int count, int runs, double *us_out) {
+  double us[TURNS_MAX][RUNS_MAX];
   cudaEvent_t begin, end;
   cudaStream_t native = quire_stream_native(stream);
-  bench_check(runs > 0 && runs <= RUNS_MAX && native != NULL, "timing");
+  bench_check(count > 0 && count <= TURNS_MAX && runs > 0 && runs <= RUNS_MAX && native != NULL, "timing");
   bench_check(cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess, "making events");
   for (int i = -2; i < runs; i++) {
-    float ms = 0;
-    bench_check(cudaEventRecord(begin, native) == cudaSuccess, "recording");
-    fn(context);
-    bench_check(cudaEventRecord(end, native) == cudaSuccess && cudaEventSynchronize(end) == cudaSuccess, "running");
-    bench_check(cudaEventElapsedTime(&ms, begin, end) == cudaSuccess, "reading events");
-    us[i < 0 ? 0 : i] = (double)ms * 1e3;
+    for (int j = 0; j < count; j++) {
+      us[j][i < 0 ? 0 : i] = once_us(begin, end, native, &jobs[j]);
+    }
   }
   bench_check(quire_stream_check(stream, NULL) == QUIRE_OK, "the stream");
   (void)cudaEventDestroy(begin);
   (void)cudaEventDestroy(end);
-  qsort(us, (size_t)runs, sizeof us[0], by_value);
-  return us[runs / 2];
+  for (int j = 0; j < count; j++) {
+    qsort(us[j], (size_t)runs, sizeof us[j][0], by_value);
+    us_out[j] = us[j][runs / 2];
+  }
+}
+
+double bench_us(struct quire_stream *stream, void (*fn)(void *context), void *context, int runs) {
+  struct bench_job job = {fn, context};
+  double us;
+  bench_turns_us(stream, &job, 1, runs, &us);
+  return us;
 }
 
 void bench_line(const char *name, double value, const char *unit, double ceiling, double bar) {
