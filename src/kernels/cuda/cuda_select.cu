@@ -8,8 +8,8 @@
  * allow. A list that is nearly full all the same (rising scores, very many equal ones) is cut to the k best, whose last
  * becomes the threshold: later positions are higher, so a newcomer must beat it strictly.
  *
- * Rejected: keys by tensor maps (pages lie anywhere, in several devices), all scores of a row in memory (a quarter of
- * the work of 32 heads is then moving them), thresholds guessed from a sample (no bound on what a bad guess costs). */
+ * Rejected: all scores of a row in memory (a quarter of the work of 32 heads is then moving them), thresholds guessed from
+ * a sample (no bound on what a bad guess costs). */
 #include "kernels/cuda/cuda_select.h"
 
 #include "base/assert.h"

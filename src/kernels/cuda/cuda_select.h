@@ -38,7 +38,8 @@ bool quire_cuda_select_can(const struct quire_select *op, const char **why_out);
 int64_t quire_cuda_select_scratch_bytes(int32_t heads, int32_t topk, int32_t m, int32_t limit_max,
                                         int32_t multiprocessors);
 
-/* Enqueues on stream, a cudaStream_t. QUIRE_ERR_RANK when the device refuses a launch. */
+/* Enqueues on stream, a cudaStream_t. QUIRE_ERR_RANK when the device refuses a launch, or the driver, where rows are few,
+ * a tensor map. */
 enum quire_status quire_cuda_select(void *stream, const struct quire_cuda_select *select);
 
 #ifdef __cplusplus

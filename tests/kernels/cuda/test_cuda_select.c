@@ -2,6 +2,8 @@
  * the arithmetic of the family, and within a bound against f64. The lists against a sort of those scores, exactly; and
  * the same lists and scores for every way to tile the rows, split the keys and cut the batch.
  * ctest: timeout=300 */
+#include <cuda.h>
+
 #include "cuda_case.h"
 
 #define SOURCES_MAX 8
@@ -23,6 +25,7 @@ struct shape {
   int32_t first;
   int32_t page_tokens;
   int32_t checked; /* rows whose scores the oracles check; the rest is checked through the lists alone */
+  bool paged;      /* all keys are in pages; else the last, from anywhere on, in a ring */
 };
 
 struct selection {
@@ -70,6 +73,9 @@ static void keys_make(struct selection *s, struct cuda_keys *k, int32_t length) 
     float key[128];
     key_make(shape, position, key);
     k->scales[position] = oracle_quantise(key, 128, shape->any_scale, k->codes + (int64_t)position * 128);
+    if (shape->flavour == BROKEN && position % 13 == 0) { /* scores beyond f32 */
+      k->scales[position] = 0x1.8p127f;
+    }
     if (shape->flavour == BROKEN && position % 7 == 0) {
       k->scales[position] = quire_float_of(0x7fc00000u);
     }
@@ -77,7 +83,8 @@ static void keys_make(struct selection *s, struct cuda_keys *k, int32_t length) 
       k->codes[(int64_t)position * 128 + 77] = 0x7f;
     }
   }
-  cuda_keys_spread(&rng, k, &s->part, shape->page_tokens, test_between(&rng, 0, length), shape->first);
+  int32_t prefix = shape->paged ? length : test_between(&rng, 0, length);
+  cuda_keys_spread(&rng, k, &s->part, shape->page_tokens, prefix, shape->first);
 }
 
 static void rows_make(struct selection *s) {
@@ -361,7 +368,8 @@ static void score_check(const struct selection *s, int32_t row, int32_t position
   if (!test_same(got, want) && !(got == 0.0f && want == 0.0f)) {
     fail_msg("row %d, position %d: score %a, the oracle says %a", row, position, (double)got, (double)want);
   }
-  if (want == want && !(magnitude_of((double)got - exact) <= bound)) {
+  bool finite = magnitude_of((double)want) <= 0x1.fffffep127;
+  if (finite && !(magnitude_of((double)got - exact) <= bound)) {
     fail_msg("row %d, position %d: score %a, in f64 %a, bound %a", row, position, (double)got, exact, bound);
   }
 }
@@ -372,25 +380,31 @@ static void scores_check(const struct selection *s, int32_t row) {
   }
 }
 
-static void check_shape(const struct shape *shape) {
-  static const struct way ways[] = {{4, 132, 1 << 20}, {1, 132, 1 << 20}, {2, 7, 5}, {8, 1, 1 << 20}, {3, 31, 3}};
-  struct selection s;
-  selection_make(&s, shape);
+static void selection_check(struct selection *s) {
+  static const struct way ways[] = {{4, 132, 1 << 20}, {1, 132, 1 << 20}, {2, 7, 5},
+                                    {8, 1, 1 << 20},   {3, 31, 3},        {1, 1, 1 << 20}};
+  const struct shape *shape = &s->shape;
   int32_t *want = test_alloc((int64_t)shape->rows * shape->topk * 4);
   int32_t want_count[ROWS_MAX];
   for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-    scores_take(&s, ways[i]);
+    scores_take(s, ways[i]);
   }
   for (int32_t row = 0; row < shape->rows; row++) {
-    want_count[row] = oracle_list(&s, row, want + (int64_t)row * shape->topk);
-    if (row < shape->checked && row_scores(&s, row)) {
-      scores_check(&s, row);
+    want_count[row] = oracle_list(s, row, want + (int64_t)row * shape->topk);
+    if (row < shape->checked && row_scores(s, row)) {
+      scores_check(s, row);
     }
   }
   for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-    lists_check(&s, ways[i], want, want_count);
+    lists_check(s, ways[i], want, want_count);
   }
   free(want);
+}
+
+static void check_shape(const struct shape *shape) {
+  struct selection s;
+  selection_make(&s, shape);
+  selection_check(&s);
   selection_free(&s);
 }
 
@@ -441,6 +455,131 @@ static void test_long(void **state) {
                                 .topk = 2048,
                                 .page_tokens = 64});
   }
+}
+
+/* Lengths around a page, a unit of keys and a line of units; the last page whole, cut, or in the ring. */
+static void test_edges(void **state) {
+  (void)state;
+  static const int32_t lengths[] = {65, 64, 1, 2, 63, 127, 128, 129, 191, 192, 193, 255, 256, 257, 767, 768, 769};
+  for (int i = 0; i < (small ? 2 : (int)(sizeof lengths / sizeof *lengths)) * 2; i++) {
+    int32_t length = lengths[i / 2];
+    check_shape(&(struct shape){.rows = 4,
+                                .sources = 2,
+                                .length = length,
+                                .heads = i / 2 % 2 == 0 ? 64 : 32,
+                                .topk = test_between(&rng, 1, length < 60 ? length : 60),
+                                .first = length > 1 ? test_between(&rng, 0, 1) : 0,
+                                .page_tokens = 64,
+                                .checked = 1,
+                                .paged = i % 2 == 0});
+  }
+}
+
+/* --- a page across a border of the layers in which tensor maps describe all memory (select_stream.cuh) --- */
+
+#define LAYER_BYTES (1ull << 37)
+
+static void *driver_of(const char *name) {
+  void *function = NULL;
+  enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  CHECK(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found));
+  assert_int_equal(found, cudaDriverEntryPointSuccess);
+  return function;
+}
+
+#define DRIVER(name) ((__typeof__(&name))driver_of(#name))
+
+/* Device memory of `half` bytes on either side of a border. */
+struct straddling {
+  CUdeviceptr border;
+  size_t half;
+  CUmemGenericAllocationHandle handle;
+};
+
+/* False where no border's addresses are free. */
+static bool straddling_reserve(struct straddling *m) {
+  __typeof__(&cuMemAddressReserve) reserve = DRIVER(cuMemAddressReserve);
+  __typeof__(&cuMemAddressFree) unreserve = DRIVER(cuMemAddressFree);
+  for (CUdeviceptr border = LAYER_BYTES; border < 1ull << 47; border += LAYER_BYTES) {
+    CUdeviceptr at = 0;
+    if (reserve(&at, 2 * m->half, 0, border - m->half, 0) != CUDA_SUCCESS) {
+      continue;
+    }
+    if (at == border - m->half) {
+      m->border = border;
+      return true;
+    }
+    assert_int_equal(unreserve(at, 2 * m->half), CUDA_SUCCESS);
+  }
+  return false;
+}
+
+static bool straddling_make(struct straddling *m) {
+  CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+  CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  assert_int_equal(DRIVER(cuMemGetAllocationGranularity)(&m->half, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                   CUDA_SUCCESS);
+  if (!straddling_reserve(m)) {
+    return false;
+  }
+  assert_int_equal(DRIVER(cuMemCreate)(&m->handle, 2 * m->half, &properties, 0), CUDA_SUCCESS);
+  assert_int_equal(DRIVER(cuMemMap)(m->border - m->half, 2 * m->half, 0, m->handle, 0), CUDA_SUCCESS);
+  assert_int_equal(DRIVER(cuMemSetAccess)(m->border - m->half, 2 * m->half, &access, 1), CUDA_SUCCESS);
+  return true;
+}
+
+static void straddling_free(const struct straddling *m) {
+  CHECK(cudaDeviceSynchronize());
+  assert_int_equal(DRIVER(cuMemUnmap)(m->border - m->half, 2 * m->half), CUDA_SUCCESS);
+  assert_int_equal(DRIVER(cuMemRelease)(m->handle), CUDA_SUCCESS);
+  assert_int_equal(DRIVER(cuMemAddressFree)(m->border - m->half, 2 * m->half), CUDA_SUCCESS);
+}
+
+/* Moves the pages so that the one at `place` begins `before` bytes before the border. */
+static void keys_move(const struct cuda_keys *k, const struct straddling *m, int64_t place, int64_t before) {
+  int32_t count = k->length / k->source.page_tokens;
+  const uint8_t **pages = cuda_host_of(k->pages, count * (int64_t)sizeof *pages);
+  int64_t last = 0;
+  for (int32_t i = 0; i < count; i++) {
+    last = pages[i] - k->pool > last ? pages[i] - k->pool : last;
+  }
+  int64_t stride = last / (count - 1);
+  uint8_t *to = (uint8_t *)(uintptr_t)m->border - before - place * stride;
+  CHECK(cudaMemset((void *)(uintptr_t)(m->border - m->half), 0xff, 2 * m->half));
+  CHECK(cudaMemcpy(to, k->pool, (size_t)(count * stride), cudaMemcpyDeviceToDevice));
+  CHECK(cudaMemset(k->pool, 0xff, (size_t)(count * stride)));
+  for (int32_t i = 0; i < count; i++) {
+    pages[i] = to + (pages[i] - k->pool);
+  }
+  CHECK(cudaMemcpy(k->pages, pages, (size_t)count * sizeof *pages, cudaMemcpyHostToDevice));
+  free(pages);
+}
+
+static void test_border(void **state) {
+  (void)state;
+  struct straddling memory = {0};
+  CHECK(cudaFree(NULL)); /* makes the context */
+  if (!straddling_make(&memory)) {
+    printf("skipped: no memory across a border of layers\n");
+    skip();
+  }
+  for (int i = 0; i < (small ? 1 : 6); i++) {
+    int32_t before = i == 1 ? 1 : i == 2 ? 511 : i == 3 ? 8 * test_between(&rng, 1, 63) : test_between(&rng, 1, 511);
+    struct selection s;
+    selection_make(&s, &(struct shape){.rows = 3,
+                                       .sources = 1,
+                                       .length = 640,
+                                       .heads = i % 2 == 0 ? 64 : 32,
+                                       .topk = 100,
+                                       .page_tokens = 64,
+                                       .checked = 1,
+                                       .paged = true});
+    keys_move(&s.keys[0], &memory, test_between(&rng, 0, 9), before * 16);
+    selection_check(&s);
+    selection_free(&s);
+  }
+  straddling_free(&memory);
 }
 
 /* More rows than a launch takes. */
@@ -495,7 +634,8 @@ int main(int argc, char **argv) {
   }
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_flavours), cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_long),
-      cmocka_unit_test(test_many),     cmocka_unit_test(test_empty),         cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_many),     cmocka_unit_test(test_edges),         cmocka_unit_test(test_border),
+      cmocka_unit_test(test_empty),    cmocka_unit_test(test_refused),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }
