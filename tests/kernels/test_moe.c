@@ -273,19 +273,15 @@ static void *weight_pack(const struct quire_kernels *kernels, struct quire_weigh
   return data;
 }
 
-/* With weights as they are, and packed where a table has a layout. */
-static void mixture_check(struct mixture *p, const struct quire_kernels *kernels, int threads) {
-  mixture_run(p, kernels, threads);
-  if (kernels->pack_weight == NULL || p->op.x_dtype != QUIRE_DTYPE_BF16) {
-    return;
-  }
+/* Packs some of each expert's matrices (1 gate, 2 up, 4 down), runs, and puts them back. */
+static void mixture_run_packed(struct mixture *p, const struct quire_kernels *kernels, int threads, int which) {
   void *packed[27] = {NULL};
   for (int i = 0; i < 9; i++) {
     struct quire_expert *e = i < 8 ? &p->list[i] : &p->op.shared;
     if (e->gate.n > 0) {
-      packed[3 * i] = weight_pack(kernels, &e->gate);
-      packed[3 * i + 1] = weight_pack(kernels, &e->up);
-      packed[3 * i + 2] = weight_pack(kernels, &e->down);
+      packed[3 * i] = which & 1 ? weight_pack(kernels, &e->gate) : NULL;
+      packed[3 * i + 1] = which & 2 ? weight_pack(kernels, &e->up) : NULL;
+      packed[3 * i + 2] = which & 4 ? weight_pack(kernels, &e->down) : NULL;
     }
   }
   mixture_run(p, kernels, threads);
@@ -296,6 +292,18 @@ static void mixture_check(struct mixture *p, const struct quire_kernels *kernels
   }
   for (int i = 0; i < 27; i++) {
     free(packed[i]);
+  }
+}
+
+/* With weights as they are, and packed where a table has a layout: all, and some, as of a checkpoint that stores the
+ * matrices of an expert in several types. */
+static void mixture_check(struct mixture *p, const struct quire_kernels *kernels, int threads) {
+  static const int which[] = {7, 2, 5};
+  mixture_run(p, kernels, threads);
+  for (size_t i = 0; i < sizeof which / sizeof which[0]; i++) {
+    if (kernels->pack_weight != NULL && p->op.x_dtype == QUIRE_DTYPE_BF16) {
+      mixture_run_packed(p, kernels, threads, which[i]);
+    }
   }
 }
 

@@ -180,7 +180,9 @@ static struct batch batch_rows(const struct moe_context *c, const struct batch *
   b.inner += begin * b.width * x_bytes(op);
   b.outer += begin * op->hidden;
   b.rows -= begin;
-  bool packed = b.expert->gate.layout == QUIRE_WEIGHT_PACKED || b.expert->down.layout == QUIRE_WEIGHT_PACKED;
+  const struct quire_expert *e = b.expert; /* a checkpoint may store any of the three in another type */
+  bool packed = e->gate.layout == QUIRE_WEIGHT_PACKED || e->up.layout == QUIRE_WEIGHT_PACKED ||
+                e->down.layout == QUIRE_WEIGHT_PACKED;
   if (packed && b.rows > QUIRE_PACKED_BLOCK) {
     b.rows = QUIRE_PACKED_BLOCK;
   }
