@@ -66,7 +66,7 @@ int32_t quire_safetensors_count(const struct quire_safetensors *tensors);
 const struct quire_tensor *quire_safetensors_at(const struct quire_safetensors *tensors, int32_t index);
 /* What follows reads little here and there (true), so that the system does not read ahead; false is as after open. */
 void quire_safetensors_sparse(const struct quire_safetensors *tensors, bool sparse);
-/* A tensor has been copied: its pages need not stay resident. It may still be read. */
+/* A tensor has been copied or looked at: its pages need not stay resident. It may still be read. */
 void quire_safetensors_done(const struct quire_safetensors *tensors, const struct quire_tensor *tensor);
 /* Bytes of all files. */
 size_t quire_safetensors_bytes(const struct quire_safetensors *tensors);

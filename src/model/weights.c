@@ -287,6 +287,7 @@ static const uint16_t *rounded_copy(struct loader *l, const struct quire_tensor 
   for (int64_t i = 0; copy && i < count; i++) {
     copy[i] = quire_bf16_round(stored_value(tensor, i));
   }
+  quire_safetensors_done(l->args->tensors, tensor);
   return copy;
 }
 
@@ -442,6 +443,7 @@ static void split_kv_b(struct loader *l, struct quire_layer_weights *layer) {
   }
   pack_heads(l, &layer->w_uk);
   pack_heads(l, &layer->w_uv);
+  quire_safetensors_done(l->args->tensors, stored.data);
 }
 
 struct quire_weight quire_head_weight(const struct quire_head_weights *weights, int32_t head) {
@@ -713,7 +715,9 @@ void quire_model_identity(const struct quire_model_config *config, const struct 
   struct quire_hash128 parts[2] = {config_hash(config), {0, 0}};
   quire_safetensors_sparse(tensors, true);
   for (int32_t i = 0; i < quire_safetensors_count(tensors); i++) {
-    struct quire_hash128 hash = tensor_hash(quire_safetensors_at(tensors, i));
+    const struct quire_tensor *tensor = quire_safetensors_at(tensors, i);
+    struct quire_hash128 hash = tensor_hash(tensor);
+    quire_safetensors_done(tensors, tensor); /* of one that was copied these pages would stay */
     parts[1].low += hash.low;
     parts[1].high += hash.high;
   }

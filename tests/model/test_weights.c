@@ -356,6 +356,45 @@ static void test_packed(void **state) {
   }
 }
 
+/* Bytes of the model's files that this process holds in its page tables. */
+static size_t resident_bytes(const struct model *model) {
+  FILE *maps = fopen("/proc/self/smaps", "r");
+  assert_non_null(maps);
+  char line[512];
+  bool ours = false;
+  size_t begin, end, kib = 0, found = 0;
+  while (fgets(line, sizeof line, maps)) {
+    if (sscanf(line, "%zx-%zx ", &begin, &end) == 2) { /* a mapping, its path last */
+      ours = strstr(line, model->dir) != NULL;
+    } else if (ours && sscanf(line, "Rss: %zu kB", &kib) == 1) {
+      found += kib << 10;
+    }
+  }
+  fclose(maps);
+  return found;
+}
+
+/* What was copied, rounded or packed does not stay resident a second time. */
+static void test_resident(void **state) {
+  (void)state;
+  const struct quire_kernels *kernels = NULL;
+  bool can = quire_kernels_find("auto", &kernels, NULL) == QUIRE_OK && kernels->pack_weight != NULL;
+  for (int kind = 0; kind < 3; kind++) {
+    for (int pack = 0; pack <= can; pack++) {
+      struct model model = make_model(small((enum quire_tiny_dtype)kind));
+      struct quire_weights_args args = args_of(&model, QUIRE_DTYPE_BF16);
+      args.pack = pack ? kernels : NULL;
+      const struct quire_model_weights *w = open_weights(args);
+      const size_t bytes = quire_safetensors_bytes(model.tensors), resident = resident_bytes(&model);
+      if (resident > bytes / 8) {
+        fail_msg("type %d, packed %d: %zu of %zu bytes stay resident", kind, pack, resident, bytes);
+      }
+      quire_model_weights_close(w);
+      free_model(&model);
+    }
+  }
+}
+
 /* ---- the draft layer ---- */
 
 static void test_mtp_modes(void **state) {
@@ -811,6 +850,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_values),
       cmocka_unit_test(test_packed),
+      cmocka_unit_test(test_resident),
       cmocka_unit_test(test_mtp_modes),
       cmocka_unit_test(test_refused_checkpoints),
       cmocka_unit_test(test_shared_indexer),
