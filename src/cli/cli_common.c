@@ -97,7 +97,8 @@ const struct quire_option cli_worker_rows[] = {
      .help =
          "packed: matrices are laid out for the kernels while they are loaded, in memory of their own; products are "
          "faster, the results the same. mapped: they are read where the files have them, pages are shared with other "
-         "processes and start-up is quick. auto: packed where the kernels have a layout and compute is bf16"},
+         "processes and start-up is quick. auto: packed where the kernels have a layout, compute is bf16 and memory "
+         "suffices"},
     {.name = "ctx-tokens",
      .short_name = 'c',
      .type = QUIRE_OPTION_INT,

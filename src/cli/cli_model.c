@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "device/device_info.h"
 #include "layout/fingerprint.h"
 
 static void on_weights(void *context, uint64_t done, uint64_t total) {
@@ -10,22 +11,37 @@ static void on_weights(void *context, uint64_t done, uint64_t total) {
   cli_progress("load", (double)done * 1e-6, (double)total * 1e-6, "MB", *started);
 }
 
+/* Whether packed matrices find room; they are about as many bytes as the files. */
+static bool pack_fits(size_t bytes) {
+  return quire_device_check_available(quire_env_default(), bytes, "weights", NULL) == QUIRE_OK;
+}
+
 /* The table whose layout the weights get; NULL: none. */
-static enum quire_status choose_pack(const struct cli_worker *worker, const struct quire_kernels **pack_out,
-                                     struct quire_error *error_out) {
+static enum quire_status choose_pack(const struct cli_worker *worker, size_t bytes,
+                                     const struct quire_kernels **pack_out, struct quire_error *error_out) {
   const struct quire_kernels *kernels = NULL;
   enum quire_status status = quire_kernels_find(worker->isa, &kernels, error_out);
   *pack_out = NULL;
   if (status != QUIRE_OK || worker->weights == CLI_WEIGHTS_MAPPED) {
     return status;
   }
-  bool bf16 = worker->compute != CLI_COMPUTE_F32;
-  if (kernels->pack_weight != NULL && bf16) {
+  const bool bf16 = worker->compute != CLI_COMPUTE_F32, can = kernels->pack_weight != NULL && bf16;
+  if (can && pack_fits(bytes)) {
     *pack_out = kernels;
+  } else if (worker->weights == CLI_WEIGHTS_PACKED && can) {
+    return quire_error_set(error_out, QUIRE_ERR_MEMORY, "--weights",
+                           "packed: needs some %.1f GB, which are not available now; use mapped, the results are the "
+                           "same",
+                           (double)bytes * 1e-9);
   } else if (worker->weights == CLI_WEIGHTS_PACKED) {
     return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "--weights",
                            "packed: %s; use mapped, the results are the same",
                            bf16 ? "the kernels have no such layout" : "compute f32 reads weights as they are stored");
+  } else if (can) {
+    quire_env_log(quire_env_default(), QUIRE_LOG_WARN,
+                  "weights: %.1f GB do not fit into the memory that is available; they stay mapped and are read from "
+                  "their files, products are slower",
+                  (double)bytes * 1e-9);
   }
   return QUIRE_OK;
 }
@@ -34,7 +50,7 @@ static enum quire_status open_weights(const struct cli_worker *worker, struct cl
                                       struct quire_error *error_out) {
   uint64_t started = cli_now_ns();
   const struct quire_kernels *pack = NULL;
-  enum quire_status status = choose_pack(worker, &pack, error_out);
+  enum quire_status status = choose_pack(worker, quire_safetensors_bytes(model->tensors), &pack, error_out);
   if (status != QUIRE_OK) {
     return status;
   }

@@ -390,6 +390,44 @@ static void test_damaged_models(void **state) {
   }
 }
 
+/* A checkpoint of 1 TiB, nearly all of it a hole: packed is refused, auto leaves it mapped and says so. */
+static void test_more_than_memory(void **state) {
+  (void)state;
+  static const struct damage more = {"one more shard",
+                                     INDEX,
+                                     "\"weight_map\": {",
+                                     "\"weight_map\": {\"x.rotary_emb.inv_freq\": \"more.safetensors\", ",
+                                     0,
+                                     ""};
+  char dir[300], command[1500], path[400], header[200], arguments[512];
+  snprintf(dir, sizeof dir, "%s/damaged", broken_dir);
+  snprintf(command, sizeof command, "rm -rf '%s' && mkdir '%s' && ln '%s'/* '%s'", dir, dir, model_dir, dir);
+  assert_int_equal(system(command), 0);
+  break_file(dir, &more);
+  const long long elements = 1LL << 38;
+  snprintf(header, sizeof header,
+           "{\"x.rotary_emb.inv_freq\":{\"dtype\":\"F32\",\"shape\":[%lld],\"data_offsets\":[0,%lld]}}", elements,
+           4 * elements);
+  const uint64_t length = strlen(header);
+  snprintf(path, sizeof path, "%s/more.safetensors", dir);
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(&length, sizeof length, 1, file), 1);
+  assert_int_equal(fwrite(header, length, 1, file), 1);
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(truncate(path, (off_t)(sizeof length + length) + 4 * elements), 0);
+  snprintf(arguments, sizeof arguments, "run --model '%s' -p a -n 1 -q --weights packed", dir);
+  struct outcome *outcome = quire(arguments);
+  assert_true(outcome->code != 0);
+  assert_non_null(strstr(outcome->err, "use mapped"));
+  bool packs = strstr(outcome->err, "not available") != NULL; /* else the kernels of this machine have no layout */
+  snprintf(arguments, sizeof arguments, "run --model '%s' -p a -n 1 -q", dir);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_int_equal(strstr(outcome->err, "do not fit") != NULL, packs);
+  assert_int_equal(unlink(path), 0);
+}
+
 /* --- lists of prompts and cases --- */
 
 static const struct {
@@ -471,9 +509,11 @@ static int teardown(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_refusals),       cmocka_unit_test(test_answers),       cmocka_unit_test(test_sampling),
-      cmocka_unit_test(test_prompt_files),   cmocka_unit_test(test_weights),       cmocka_unit_test(test_insight),
-      cmocka_unit_test(test_damaged_models), cmocka_unit_test(test_damaged_lists),
+      cmocka_unit_test(test_refusals),         cmocka_unit_test(test_answers),
+      cmocka_unit_test(test_sampling),         cmocka_unit_test(test_prompt_files),
+      cmocka_unit_test(test_weights),          cmocka_unit_test(test_insight),
+      cmocka_unit_test(test_damaged_models),   cmocka_unit_test(test_damaged_lists),
+      cmocka_unit_test(test_more_than_memory),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
