@@ -566,6 +566,23 @@ static void read_messages(struct reading *r) {
   quire_env_free(r->env, joined, count, sizeof *joined);
 }
 
+/* DeepSeek's name for going on from the last message, which bears it. */
+static void read_prefix(struct reading *r) {
+  const json_t *list = get(r, "messages");
+  for (size_t i = 0; i < json_array_size(list) && !r->failed; i++) {
+    const json_t *prefix = json_object_get(json_array_get(list, i), "prefix");
+    char key[64];
+    snprintf(key, sizeof key, "messages[%zu].prefix", i);
+    if (prefix != NULL && !json_is_null(prefix) && !json_is_boolean(prefix)) {
+      wrong(r, "invalid_type", key, "%s must be true or false", key);
+    } else if (json_is_true(prefix) && i + 1 < json_array_size(list)) {
+      wrong(r, "invalid_value", key, "%s: only the last message is gone on from", key);
+    } else if (json_is_true(prefix)) {
+      r->request->continue_final = true;
+    }
+  }
+}
+
 /* The names by which clients switch thinking: templates' own, DeepSeek's API, OpenAI's effort. */
 static void read_thinking(struct reading *r) {
   struct quire_api_request *request = r->request;
@@ -604,6 +621,7 @@ static void read_thinking(struct reading *r) {
   }
   read_bool(r, "separate_reasoning", &request->split_reasoning);
   read_bool(r, "continue_final_message", &request->continue_final);
+  read_prefix(r);
   bool opens = true, echo = false;
   read_bool(r, "add_generation_prompt", &opens);
   if (!opens && !request->continue_final) {

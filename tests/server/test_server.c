@@ -143,6 +143,12 @@ static const struct bad bads[] = {
     {CHAT, "{\"messages\":{}}", 400, "invalid_value", "messages"},
     {CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", 400, "unsupported_value", "messages[0]"},
     {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "invalid_type", "messages[0]"},
+    {CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"prefix\":1}]}", 400, "invalid_type",
+     "messages[0].prefix"},
+    {CHAT,
+     "{\"messages\":[{\"role\":\"assistant\",\"content\":\"x\",\"prefix\":true},{\"role\":\"user\",\"content\":\"x\"}]"
+     "}",
+     400, "invalid_value", "messages[0].prefix"},
     {CHAT, "{" MESSAGES ",\"echo\":true}", 400, "unsupported_value", "echo"},
     {CHAT, "{" MESSAGES ",\"add_generation_prompt\":false}", 400, "unsupported_value", "add_generation_prompt"},
     {CHAT, "{" MESSAGES ",\"chat_template\":\"{{ x }}\"}", 400, "unsupported_value", "chat_template"},
@@ -665,6 +671,24 @@ static void descriptions(void **state) {
   reply_free(&reply);
 }
 
+/* Both names for going on from the last message. */
+static void an_answer_goes_on(void **state) {
+  (void)state;
+#define OPENED                                                                                                         \
+  "{\"temperature\":0,\"max_tokens\":4,\"messages\":[{\"role\":\"user\",\"content\":\"Who?\"},"                        \
+  "{\"role\":\"assistant\",\"content\":\"The old king\""
+  json_t *prefix = ask(CHAT, OPENED ",\"prefix\":true}]}", 200);
+  json_t *final = ask(CHAT, OPENED "}],\"continue_final_message\":true}", 200);
+  json_t *closed = ask(CHAT, OPENED "},{\"role\":\"user\",\"content\":\"\"}]}", 200);
+#undef OPENED
+  int64_t tokens = json_int_at(prefix, "usage.prompt_tokens");
+  assert_int_equal(tokens, json_int_at(final, "usage.prompt_tokens"));
+  assert_true(tokens < json_int_at(closed, "usage.prompt_tokens"));
+  json_decref(prefix);
+  json_decref(final);
+  json_decref(closed);
+}
+
 static void request_id_comes_back(void **state) {
   (void)state;
   struct reply reply;
@@ -922,6 +946,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(stream_of_choices),
       cmocka_unit_test(generate_stream),
       cmocka_unit_test(descriptions),
+      cmocka_unit_test(an_answer_goes_on),
       cmocka_unit_test(request_id_comes_back),
       cmocka_unit_test(slow_reader),
       cmocka_unit_test(dead_reader),
