@@ -61,6 +61,16 @@ static struct quire_weight matrix(struct layer *l, int32_t n, int32_t k, enum qu
   return w;
 }
 
+/* A matrix of products, packed as the engine's are where the kernels have that layout: of random weights any is one. */
+static struct quire_weight product(struct layer *l, int32_t n, int32_t k, enum quire_dtype dtype) {
+  struct quire_weight w = matrix(l, n, k, dtype);
+  size_t bytes = (size_t)n * (size_t)k * (dtype == QUIRE_DTYPE_FP8 ? 1 : 2);
+  if (l->weights.packed_for != NULL && quire_weight_can_pack(&w) && (size_t)quire_weight_packed_bytes(&w) == bytes) {
+    w.layout = QUIRE_WEIGHT_PACKED;
+  }
+  return w;
+}
+
 static const float *vector(struct layer *l, int32_t n, float value) {
   float *v = bench_block_take(&l->others, (size_t)n * sizeof(float));
   for (int32_t i = 0; v != NULL && i < n; i++) {
@@ -70,16 +80,16 @@ static const float *vector(struct layer *l, int32_t n, float value) {
 }
 
 static struct quire_head_weights heads_matrix(struct layer *l, int32_t heads, int32_t n, int32_t k) {
-  struct quire_head_weights w = {matrix(l, heads * n, k, QUIRE_DTYPE_BF16), (int64_t)n * k};
+  struct quire_head_weights w = {product(l, heads * n, k, QUIRE_DTYPE_BF16), (int64_t)n * k};
   w.first.n = n;
   return w;
 }
 
 static struct quire_expert expert(struct layer *l, int32_t width) {
   struct quire_expert e;
-  e.gate = matrix(l, width, l->model.hidden, QUIRE_DTYPE_FP8);
-  e.up = matrix(l, width, l->model.hidden, QUIRE_DTYPE_FP8);
-  e.down = matrix(l, l->model.hidden, width, QUIRE_DTYPE_FP8);
+  e.gate = product(l, width, l->model.hidden, QUIRE_DTYPE_FP8);
+  e.up = product(l, width, l->model.hidden, QUIRE_DTYPE_FP8);
+  e.down = product(l, l->model.hidden, width, QUIRE_DTYPE_FP8);
   return e;
 }
 
@@ -87,15 +97,15 @@ static void lay_out(struct layer *l) {
   const struct quire_model_config *m = &l->model;
   struct quire_layer_weights *w = &l->layer;
   l->operations = 0;
-  w->q_a = matrix(l, m->q_rank, m->hidden, QUIRE_DTYPE_FP8);
-  w->q_b = matrix(l, m->heads * m->qk_dim, m->q_rank, QUIRE_DTYPE_FP8);
-  w->kv_a = matrix(l, QUIRE_KV_DIM, m->hidden, QUIRE_DTYPE_FP8);
+  w->q_a = product(l, m->q_rank, m->hidden, QUIRE_DTYPE_FP8);
+  w->q_b = product(l, m->heads * m->qk_dim, m->q_rank, QUIRE_DTYPE_FP8);
+  w->kv_a = product(l, QUIRE_KV_DIM, m->hidden, QUIRE_DTYPE_FP8);
   w->w_uk = heads_matrix(l, m->heads, QUIRE_LATENT_DIM, m->nope_dim);
   w->w_uv = heads_matrix(l, m->heads, m->value_dim, QUIRE_LATENT_DIM);
-  w->o = matrix(l, m->hidden, m->heads * m->value_dim, QUIRE_DTYPE_FP8);
+  w->o = product(l, m->hidden, m->heads * m->value_dim, QUIRE_DTYPE_FP8);
   w->owns_indexer = true;
-  w->index.wq_b = matrix(l, m->index_heads * QUIRE_INDEX_DIM, m->q_rank, QUIRE_DTYPE_FP8);
-  w->index.wk = matrix(l, QUIRE_INDEX_DIM, m->hidden, QUIRE_DTYPE_FP8);
+  w->index.wq_b = product(l, m->index_heads * QUIRE_INDEX_DIM, m->q_rank, QUIRE_DTYPE_FP8);
+  w->index.wk = product(l, QUIRE_INDEX_DIM, m->hidden, QUIRE_DTYPE_FP8);
   w->index.weights = matrix(l, m->index_heads, m->hidden, QUIRE_DTYPE_BF16);
   w->moe = true;
   w->router = matrix(l, EXPERTS, m->hidden, QUIRE_DTYPE_BF16);
@@ -122,8 +132,9 @@ static void lay_out(struct layer *l) {
   l->weights.layer = w;
 }
 
-static bool open_weights(struct layer *l, enum bench_model model, bool tiny) {
+static bool open_weights(const struct bench *bench, struct layer *l, enum bench_model model) {
   *l = (struct layer){.name = bench_model_name(model)};
+  l->weights.packed_for = bench->kernels->pack_weight != NULL ? bench->kernels : NULL;
   bench_model_config(model, &l->model);
   struct quire_model_config *m = &l->model;
   m->layers = 1;
@@ -133,7 +144,7 @@ static bool open_weights(struct layer *l, enum bench_model model, bool tiny) {
   m->experts = m->experts_per_token = EXPERTS;
   m->groups = m->groups_kept = 1;
   m->dense_width = 0;
-  if (tiny) {
+  if (bench->options.tiny) {
     m->hidden = m->q_rank = 256;
     m->heads = 16;
     m->index_topk = 256;
@@ -328,7 +339,7 @@ static enum quire_status measure_family(struct bench *bench, enum bench_model mo
                                         struct quire_error *error_out) {
   static struct layer l;
   enum quire_status status = QUIRE_OK;
-  if (!open_weights(&l, model, bench->options.tiny)) {
+  if (!open_weights(bench, &l, model)) {
     status = quire_error_set(error_out, QUIRE_ERR_MEMORY, "layer", "no memory for the weights of a layer");
   }
   for (int threads = 1; status == QUIRE_OK && threads <= bench->threads_max; threads++) {
