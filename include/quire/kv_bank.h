@@ -80,12 +80,13 @@ QUIRE_API enum quire_status quire_kv_bank_bind(struct quire_kv_bank *bank, int32
  * for the process's group included; the bank is as before, and fewer pages or memory bound by the caller may do.
  * QUIRE_ERR_STATE: all have memory. */
 QUIRE_API enum quire_status quire_kv_bank_allocate(struct quire_kv_bank *bank, struct quire_error *error_out);
-/* The worker's host memory, at a multiple of 8; the caller's. Again replaces the former. QUIRE_ERR_ARGUMENT: it overlaps
- * memory of the bank, among others. QUIRE_ERR_STATE: commands are open. */
+/* The worker's host memory, at a multiple of 8; the caller's. Again replaces the former. QUIRE_ERR_ARGUMENT: it
+ * overlaps memory of the bank, among others. QUIRE_ERR_STATE: commands are open. */
 QUIRE_API enum quire_status quire_kv_bank_host(struct quire_kv_bank *bank, void *base, int64_t bytes,
                                                struct quire_error *error_out);
 /* Makes the banks of a worker, banks[r] being rank r's, known to each other. QUIRE_ERR_ARGUMENT when ranks or layouts
- * do not fit, or memory of two overlaps; QUIRE_ERR_STATE when a part has no memory, a command is open or a bank is connected already. */
+ * do not fit, or memory of two overlaps; QUIRE_ERR_STATE when a part has no memory, a command is open or a bank is
+ * connected already. */
 QUIRE_API enum quire_status quire_kv_bank_connect(struct quire_kv_bank *const *banks, int32_t ranks,
                                                   struct quire_error *error_out);
 
