@@ -96,24 +96,39 @@ static void a_dead_rank_ends_the_worker(void **unused) {
   }
 }
 
+struct proc_engine {
+  struct exact_cell cell;
+  struct quire_engine *engine;
+  struct quire_error error;
+  pid_t pids[8];
+};
+
+/* An engine of three ranks, and their processes. */
+static void proc_engine_open(struct proc_engine *p) {
+  *p = (struct proc_engine){.cell = proc_cell(EXACT_NEW_MAX)};
+  p->engine = exact_engine_open(&p->cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
+  assert_int_equal(test_children(p->pids, 8), 3);
+}
+
+static void proc_engine_close(struct proc_engine *p) {
+  quire_engine_destroy(p->engine);
+  assert_int_equal(test_children(p->pids, 8), 0);
+}
+
 /* A stopped process neither answers nor ends by itself; with another one dead, and when the engine goes. */
 static void stopped_ranks_do_not_hold_it_up(void **unused) {
   (void)unused;
   for (int dead = 0; dead < 2; dead++) {
-    struct exact_cell cell = proc_cell(EXACT_NEW_MAX);
-    struct quire_engine *engine = exact_engine_open(&cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
-    struct quire_error error = {0};
-    pid_t pids[8];
-    assert_int_equal(test_children(pids, 8), 3);
-    assert_int_equal(kill(pids[0], SIGSTOP), 0);
+    struct proc_engine p;
+    proc_engine_open(&p);
+    assert_int_equal(kill(p.pids[0], SIGSTOP), 0);
     if (dead) {
-      pid_t killer = kill_later(pids[1], 20000);
-      assert_int_equal(run_until_failure(engine, &cell, &error), QUIRE_ERR_RANK);
-      assert_non_null(strstr(error.text, "rank 1 was ended by signal 9"));
+      pid_t killer = kill_later(p.pids[1], 20000);
+      assert_int_equal(run_until_failure(p.engine, &p.cell, &p.error), QUIRE_ERR_RANK);
+      assert_non_null(strstr(p.error.text, "rank 1 was ended by signal 9"));
       assert_int_equal(waitpid(killer, NULL, 0), killer);
     }
-    quire_engine_destroy(engine);
-    assert_int_equal(test_children(pids, 8), 0);
+    proc_engine_close(&p);
   }
 }
 
@@ -122,16 +137,12 @@ static void a_death_nobody_reports(void **unused) {
   (void)unused;
   void (*before)(int) = signal(SIGCHLD, SIG_IGN);
   assert_true(before != SIG_ERR);
-  struct exact_cell cell = proc_cell(EXACT_NEW_MAX);
-  struct quire_engine *engine = exact_engine_open(&cell, PROMPT + EXACT_NEW_MAX + 1, 1000);
-  struct quire_error error = {0};
-  pid_t pids[8];
-  assert_int_equal(test_children(pids, 8), 3);
-  assert_int_equal(kill(pids[1], SIGKILL), 0);
-  assert_int_equal(run_until_failure(engine, &cell, &error), QUIRE_ERR_RANK);
-  assert_non_null(strstr(error.text, "the process of rank 1 ended, how is not known"));
-  quire_engine_destroy(engine);
-  assert_int_equal(test_children(pids, 8), 0);
+  struct proc_engine p;
+  proc_engine_open(&p);
+  assert_int_equal(kill(p.pids[1], SIGKILL), 0);
+  assert_int_equal(run_until_failure(p.engine, &p.cell, &p.error), QUIRE_ERR_RANK);
+  assert_non_null(strstr(p.error.text, "the process of rank 1 ended, how is not known"));
+  proc_engine_close(&p);
   assert_true(signal(SIGCHLD, before) != SIG_ERR);
 }
 

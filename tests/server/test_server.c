@@ -751,9 +751,8 @@ static void queue_full_and_disconnect(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  served_open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int fds[4];
-  served_fill_narrow(&other, fds);
+  served_open_full(&other, LONG_CTX_TOKENS, fds);
   client_ask(other.port, "POST", TEXT, "{\"prompt\":\"a\",\"max_tokens\":1}", &reply);
   assert_int_equal(reply.status, 429);
   assert_non_null(strstr(reply.head, "Retry-After: "));

@@ -202,9 +202,8 @@ static void busy_worker_is_well(void **state) {
   (void)state;
   struct served other;
   struct reply reply;
-  served_open_narrow(&other, LONG_CTX_TOKENS, NULL);
   int fds[4];
-  served_fill_narrow(&other, fds);
+  served_open_full(&other, LONG_CTX_TOKENS, fds);
   assert_int_equal(served_status(&other, "GET", "/health_generate", NULL), 200); /* the queue is full */
   close(fds[3]);
   client_wait_ms(100);

@@ -132,7 +132,8 @@ void served_open_narrow(struct served *served, int32_t ctx_tokens, void (*change
                                               .change = change});
 }
 
-void served_fill_narrow(const struct served *served, int fds_out[4]) {
+void served_open_full(struct served *served, int32_t ctx_tokens, int fds_out[4]) {
+  served_open_narrow(served, ctx_tokens, NULL);
   for (int i = 0; i < 4; i++) {
     fds_out[i] = client_connect(served->port);
     client_send(fds_out[i], "POST", "/v1/completions", NULL,

@@ -48,8 +48,8 @@ void served_open(struct served *served, const struct served_config *config);
 /* Two requests run, two wait. */
 void served_open_narrow(struct served *served, int32_t ctx_tokens,
                         void (*change)(struct quire_server_options *options));
-/* Four requests without an end: every place of a narrow server is taken. */
-void served_fill_narrow(const struct served *served, int fds_out[4]);
+/* A narrow server and four requests without an end: every place is taken. */
+void served_open_full(struct served *served, int32_t ctx_tokens, int fds_out[4]);
 void served_attach(struct served *served);
 /* Waits until no request is inside, then checks the laws: no pin, no request, free + cached = all pages. */
 void served_check_empty(struct served *served);
