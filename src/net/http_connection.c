@@ -56,6 +56,17 @@ static bool is_full(const struct quire_http_exchange *exchange) {
   return evbuffer_get_length(exchange->out) >= exchange->server->config.limits.out_bytes;
 }
 
+/* Whether a name may stand in a line of an answer. */
+static bool is_id(struct quire_http_slice name) {
+  QUIRE_ASSERT(name.data != NULL);
+  for (size_t i = 0; i < name.bytes; i++) {
+    if ((unsigned char)name.data[i] <= 0x20 || (unsigned char)name.data[i] >= 0x7f) {
+      return false;
+    }
+  }
+  return name.bytes > 0 && name.bytes <= QUIRE_HTTP_ID_BYTES_MAX;
+}
+
 static void release_body(struct quire_http_exchange *exchange) {
   QUIRE_ASSERT(exchange->server->bodies >= exchange->body.bytes);
   exchange->server->bodies -= exchange->body.bytes;
@@ -175,9 +186,12 @@ static bool add_head(struct quire_http_exchange *exchange, const struct quire_ht
                      const char *framing) {
   char head[ANSWER_HEAD_BYTES];
   bool keep = exchange->head.keep_alive && !exchange->drop_body && !exchange->server->draining;
+  if (exchange->id[0] == '\0') {
+    quire_http_make_id(exchange->server, exchange->id);
+  }
   int bytes =
-      snprintf(head, sizeof head, "HTTP/1.1 %d %s\r\n%sContent-Type: %s\r\n%s%s", answer->status,
-               quire_http_phrase(answer->status), date_line(exchange->server), answer->type, framing,
+      snprintf(head, sizeof head, "HTTP/1.1 %d %s\r\n%sContent-Type: %s\r\nX-Request-Id: %s\r\n%s%s", answer->status,
+               quire_http_phrase(answer->status), date_line(exchange->server), answer->type, exchange->id, framing,
                keep ? (exchange->head.minor == 0 ? "Connection: keep-alive\r\n" : "") : "Connection: close\r\n");
   QUIRE_ASSERT(bytes > 0 && (size_t)bytes < sizeof head);
   exchange->head.keep_alive = keep;
@@ -192,6 +206,7 @@ static void end_exchange(struct quire_http_exchange *exchange) {
   QUIRE_ASSERT(exchange->state == QUIRE_HTTP_BUSY);
   server->stats.exchanges--;
   exchange->user = NULL;
+  exchange->id[0] = '\0';
   exchange->streaming = false;
   release_body(exchange);
   exchange->state = exchange->head.keep_alive ? QUIRE_HTTP_HEAD : QUIRE_HTTP_CLOSE;
@@ -319,6 +334,17 @@ void *quire_http_user(const struct quire_http_exchange *exchange) {
   return exchange->user;
 }
 
+const char *quire_http_id(const struct quire_http_exchange *exchange) {
+  QUIRE_ASSERT(exchange->state == QUIRE_HTTP_BUSY);
+  return exchange->id[0] != '\0' ? exchange->id : NULL;
+}
+
+void quire_http_set_id(struct quire_http_exchange *exchange, const char *id) {
+  struct quire_http_slice name = {id, strlen(id)};
+  QUIRE_ASSERT(exchange->state == QUIRE_HTTP_BUSY && exchange->id[0] == '\0' && is_id(name));
+  memcpy(exchange->id, name.data, name.bytes + 1);
+}
+
 struct quire_http_slice quire_http_body(const struct quire_http_exchange *exchange) {
   QUIRE_ASSERT(exchange->state == QUIRE_HTTP_BUSY);
   return (struct quire_http_slice){quire_strbuf_text(&exchange->body), exchange->body.bytes};
@@ -354,6 +380,16 @@ static void dispatch(struct quire_http_exchange *exchange) {
   server->config.handler.request(server->config.handler.context, exchange, &exchange->head);
 }
 
+/* The client's name for the request, if it can stand in a line of the answer. */
+static void take_id(struct quire_http_exchange *exchange) {
+  struct quire_http_slice id;
+  QUIRE_ASSERT(exchange->id[0] == '\0');
+  if (quire_http_field(&exchange->head, "x-request-id", &id) && is_id(id)) {
+    memcpy(exchange->id, id.data, id.bytes);
+    exchange->id[id.bytes] = '\0';
+  }
+}
+
 /* What a head announces is refused, answered by the handler, or read on. */
 static void take_head(struct quire_http_exchange *exchange, const char *bytes, size_t count) {
   struct quire_http_server *server = exchange->server;
@@ -371,6 +407,7 @@ static void take_head(struct quire_http_exchange *exchange, const char *bytes, s
     refuse(exchange, status, why);
     return;
   }
+  take_id(exchange);
   struct quire_http_head *head = &exchange->head;
   exchange->head_only = quire_http_equal(head->method, "HEAD");
   exchange->chunked = (struct quire_http_chunked){0};

@@ -50,6 +50,7 @@ struct quire_http_exchange {
   bool full;           /* output was above out_bytes: call room */
   bool eof;            /* the client's side is closed */
   void *user;
+  char id[QUIRE_HTTP_ID_BYTES_MAX + 1]; /* X-Request-Id; empty: none yet */
   struct quire_http_scan scan;
   struct quire_http_chunked chunked;
   struct quire_http_head head;
@@ -78,6 +79,8 @@ struct quire_http_server {
 };
 
 uint64_t quire_http_now(const struct quire_http_server *server);
+/* 32 hexadecimal digits, for who was given no name. */
+void quire_http_make_id(const struct quire_http_server *server, char id_out[QUIRE_HTTP_ID_BYTES_MAX + 1]);
 /* Takes over fd; closes it when there is no memory. */
 void quire_http_connect(struct quire_http_server *server, int fd);
 /* Ends a connection: closes its socket, tells the handler if it has the request and `tell`. Freed later. */

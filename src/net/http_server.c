@@ -35,17 +35,26 @@ uint64_t quire_http_now(const struct quire_http_server *server) {
   return server->env->now_ns(server->env->context);
 }
 
+void quire_http_make_id(const struct quire_http_server *server, char id_out[QUIRE_HTTP_ID_BYTES_MAX + 1]) {
+  const struct quire_env *env = server->env;
+  QUIRE_ASSERT(env != NULL);
+  unsigned long long high = env->random(env->context), low = env->random(env->context);
+  snprintf(id_out, QUIRE_HTTP_ID_BYTES_MAX + 1, "%016llx%016llx", high, low);
+}
+
 /* One connection too many: it gets one line and is closed. */
 static void turn_away(struct quire_http_server *server, int fd) {
   struct quire_strbuf body, text;
+  char id[QUIRE_HTTP_ID_BYTES_MAX + 1];
   QUIRE_ASSERT(fd >= 0);
+  quire_http_make_id(server, id);
   quire_strbuf_init(&body, server->env);
   quire_strbuf_init(&text, server->env);
   server->config.handler.refuse(server->config.handler.context, 503, "the server has too many connections", &body);
   quire_strbuf_addf(&text,
                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n"
-                    "Retry-After: 1\r\nConnection: close\r\n\r\n%s",
-                    body.bytes, quire_strbuf_text(&body));
+                    "X-Request-Id: %s\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s",
+                    body.bytes, id, quire_strbuf_text(&body));
   ssize_t sent = send(fd, quire_strbuf_text(&text), text.bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
   server->stats.bytes_out += sent > 0 ? sent : 0;
   server->stats.over_limit++;

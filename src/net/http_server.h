@@ -16,6 +16,8 @@
  * of all connections share one budget, unread answers another of the same size: a large answer that finds it
  * used up is replaced by 503.
  *
+ * Every answer, a refusal too, has the line X-Request-Id: the client's, or one that is made.
+ *
  * libevent waits for the sockets; its bufferevents are not used, since they stop reading, and with it noticing that a
  * client left, when a pipelined rest fills their buffer, and write a turn of the loop later.
  *
@@ -36,6 +38,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#define QUIRE_HTTP_ID_BYTES_MAX 128
 
 struct quire_http_server;
 struct quire_http_exchange;
@@ -104,6 +108,12 @@ void *quire_http_user(const struct quire_http_exchange *exchange);
 struct quire_http_slice quire_http_body(const struct quire_http_exchange *exchange);
 /* Moves the body into *body_out, an initialised buffer without memory of its own yet. */
 void quire_http_take_body(struct quire_http_exchange *exchange, struct quire_strbuf *body_out);
+
+/* The request's X-Request-Id, when it can stand in an answer: 1 to QUIRE_HTTP_ID_BYTES_MAX printable characters, no blank
+ * among them. NULL: it has none; then the answer has what quire_http_set_id says, or 32 hexadecimal digits. */
+const char *quire_http_id(const struct quire_http_exchange *exchange);
+/* Names a request that has no name; id is copied, and as the client's would be. */
+void quire_http_set_id(struct quire_http_exchange *exchange, const char *id);
 
 struct quire_http_answer {
   int status;

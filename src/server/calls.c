@@ -109,38 +109,12 @@ static void call_destroy(struct call *call) {
   quire_env_free(server->env, call, 1, sizeof *call);
 }
 
-/* The fields that every answer to a request for text has. */
-static const char *answer_fields(const struct call *call, bool stream, char *out, size_t size) {
-  int bytes = snprintf(out, size, "X-Request-Id: %s\r\n%s", call->request_id,
-                       stream ? "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n" : "");
-  QUIRE_ASSERT(bytes >= 0 && (size_t)bytes < size);
-  return out;
-}
-
 /* Answers with call->out and ends the call. */
 static void answer_with(struct call *call, int status) {
-  struct quire_server *server = call->server;
-  char fields[SERVER_ID_BYTES + 128];
-  answer_fields(call, false, fields, sizeof fields);
-  if (status == 429 || status == 503) {
-    strncat(fields, "Retry-After: 1\r\n", sizeof fields - strlen(fields) - 1);
-  }
-  struct quire_http_answer answer = {
-      .status = status,
-      .type = "application/json",
-      .fields = fields,
-      .body = quire_strbuf_text(&call->out),
-      .bytes = call->out.bytes,
-  };
   struct quire_http_exchange *exchange = call->exchange;
-  server->numbers.answered[status / 100]++;
   call->exchange = NULL;
   call->done = true;
-  if (quire_strbuf_failed(&call->out)) {
-    quire_http_abort(exchange);
-  } else {
-    quire_http_answer(exchange, &answer);
-  }
+  quire_server_answer(call->server, exchange, status, "application/json", &call->out);
   call_destroy(call);
 }
 
@@ -358,22 +332,6 @@ static void make_id(const struct quire_server *server, enum quire_api_kind kind,
   snprintf(out, size, "%s%016llx%016llx", prefixes[kind], a, b);
 }
 
-/* The client's name for the request, if it can stand in a field of the answer; without one the answer's own. */
-static void keep_request_id(struct call *call, const struct quire_http_head *head) {
-  struct quire_http_slice value;
-  snprintf(call->request_id, sizeof call->request_id, "%s", call->id);
-  if (!quire_http_field(head, "x-request-id", &value) || value.bytes == 0 || value.bytes > QUIRE_API_ID_BYTES_MAX) {
-    return;
-  }
-  for (size_t i = 0; i < value.bytes; i++) {
-    if ((unsigned char)value.data[i] <= 0x20 || (unsigned char)value.data[i] >= 0x7f) {
-      return;
-    }
-  }
-  memcpy(call->request_id, value.data, value.bytes);
-  call->request_id[value.bytes] = '\0';
-}
-
 static struct call *create_call(struct quire_server *server, struct quire_http_exchange *exchange,
                                 enum quire_api_kind kind) {
   struct call *call = quire_env_zalloc(server->env, 1, sizeof *call);
@@ -387,6 +345,10 @@ static struct call *create_call(struct quire_server *server, struct quire_http_e
   call->begin_ns = quire_server_now(server);
   call->sent_ns = call->begin_ns;
   make_id(server, kind, call->id, sizeof call->id);
+  if (quire_http_id(exchange) == NULL) {
+    quire_http_set_id(exchange, call->id);
+  }
+  snprintf(call->request_id, sizeof call->request_id, "%s", quire_http_id(exchange));
   quire_strbuf_init(&call->body, server->env);
   quire_strbuf_init(&call->out, server->env);
   quire_strbuf_init(&call->head, server->env);
@@ -396,8 +358,7 @@ static struct call *create_call(struct quire_server *server, struct quire_http_e
   return call;
 }
 
-void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
-                      const struct quire_http_head *head) {
+void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind) {
   struct quire_api_fault fault = {0};
   size_t bytes = quire_api_body_cost(quire_http_body(exchange).data, quire_http_body(exchange).bytes);
   struct call *call = NULL;
@@ -409,7 +370,6 @@ void quire_call_begin(struct quire_server *server, struct quire_http_exchange *e
     quire_server_answer_fault(server, exchange, &fault);
     return;
   }
-  keep_request_id(call, head);
   quire_http_set_user(exchange, call);
   quire_http_take_body(exchange, &call->body);
   call->held = bytes;
@@ -658,13 +618,12 @@ void quire_call_room(struct call *call) {
 
 /* Sends what is in call->out; false when the call is gone with it. */
 static bool send_out(struct call *call) {
-  char fields[SERVER_ID_BYTES + 128];
   bool good = !quire_strbuf_failed(&call->out);
   if (good && !call->begun) {
     struct quire_http_answer answer = {
         .status = 200,
         .type = "text/event-stream; charset=utf-8",
-        .fields = answer_fields(call, true, fields, sizeof fields),
+        .fields = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n",
         .body = call->out.data,
         .bytes = call->out.bytes,
     };
@@ -740,7 +699,6 @@ void quire_call_probe(struct quire_server *server, struct quire_http_exchange *e
     return;
   }
   call->probe = true;
-  memcpy(call->request_id, call->id, sizeof call->request_id);
   server->probe = call;
   server->probe_drawn = server->numbers.drawn_tokens;
   quire_http_set_user(exchange, call);

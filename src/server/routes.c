@@ -173,17 +173,20 @@ static void on_metrics(struct quire_server *server, struct quire_http_exchange *
 
 static void on_chat(struct quire_server *server, struct quire_http_exchange *exchange,
                     const struct quire_http_head *head) {
-  quire_call_begin(server, exchange, QUIRE_API_CHAT, head);
+  (void)head;
+  quire_call_begin(server, exchange, QUIRE_API_CHAT);
 }
 
 static void on_completion(struct quire_server *server, struct quire_http_exchange *exchange,
                           const struct quire_http_head *head) {
-  quire_call_begin(server, exchange, QUIRE_API_COMPLETION, head);
+  (void)head;
+  quire_call_begin(server, exchange, QUIRE_API_COMPLETION);
 }
 
 static void on_generate(struct quire_server *server, struct quire_http_exchange *exchange,
                         const struct quire_http_head *head) {
-  quire_call_begin(server, exchange, QUIRE_API_GENERATE, head);
+  (void)head;
+  quire_call_begin(server, exchange, QUIRE_API_GENERATE);
 }
 
 /* --- work that a text thread does: from a body to a body --- */

@@ -198,8 +198,7 @@ void quire_histogram_add(struct server_histogram *histogram, double value);
 
 /* --- calls.c --- */
 /* Takes the exchange's body and answers in time. */
-void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind,
-                      const struct quire_http_head *head);
+void quire_call_begin(struct quire_server *server, struct quire_http_exchange *exchange, enum quire_api_kind kind);
 /* Answers with what a request of one token comes to, or with the health of a worker that is too busy for it. */
 void quire_call_probe(struct quire_server *server, struct quire_http_exchange *exchange);
 void quire_call_gone(struct call *call);

@@ -234,7 +234,9 @@ static int status_of(const struct fixture *f, const char *text, size_t bytes) {
   put(fd, text, bytes);
   hear(fd, answer, sizeof answer, "\r\n\r\n", 1);
   close(fd);
-  return sscanf(answer, "HTTP/1.1 %d", &status) == 1 ? status : 0;
+  bool answered = sscanf(answer, "HTTP/1.1 %d", &status) == 1;
+  assert_true(!answered || strstr(answer, "\r\nX-Request-Id: ") != NULL); /* refusals, too */
+  return answered ? status : 0;
 }
 
 static bool wait_for(_Atomic int *value, int wanted) {

@@ -689,19 +689,71 @@ static void an_answer_goes_on(void **state) {
   json_decref(closed);
 }
 
-static void request_id_comes_back(void **state) {
-  (void)state;
+struct asked {
+  const char *method, *path, *fields, *body;
+  int status;
+};
+
+/* The X-Request-Id of the answer to a request that says `line` behind its other fields. */
+static void id_of_answer(int port, const struct asked *asked, const char *line, char id_out[256]) {
   struct reply reply;
-  int fd = client_connect(served.port);
-  client_send(fd, "POST", TEXT, "X-Request-Id: abc-123\r\n", "{\"prompt\":\"a\",\"max_tokens\":1}");
+  char fields[512];
+  snprintf(fields, sizeof fields, "%s%s\r\n", asked->fields, line);
+  int fd = client_connect(port);
+  client_send(fd, asked->method, asked->path, fields, asked->body);
   client_receive(fd, &reply);
-  assert_non_null(strstr(reply.head, "X-Request-Id: abc-123\r\n"));
-  reply_free(&reply);
-  client_send(fd, "POST", TEXT, "X-Request-Id: abc-124\r\n", "{\"prompt\":\"a\",\"max_tokens\":1,\"stream\":true}");
-  client_receive(fd, &reply);
-  assert_non_null(strstr(reply.head, "X-Request-Id: abc-124\r\n"));
+  const char *found = strstr(reply.head, "\r\nX-Request-Id: ");
+  if (reply.status != asked->status || found == NULL || sscanf(found + 16, "%255[^\r]", id_out) != 1 ||
+      strstr(found + 16, "X-Request-Id") != NULL) {
+    fail_msg("%s %s: %s", asked->method, asked->path, reply.head);
+  }
   reply_free(&reply);
   close(fd);
+}
+
+static void named_keys(struct quire_server_options *options) { options->api_key = "secret"; }
+
+/* Whatever the answer is: a client's name for its request comes back, and one that cannot is replaced. */
+static void request_id_comes_back(void **state) {
+  (void)state;
+#define KEY "x-api-key: secret\r\n"
+  static const struct asked asks[] = {
+      {"POST", TEXT, KEY, "{\"prompt\":\"a\",\"max_tokens\":1}", 200},
+      {"POST", TEXT, KEY, "{\"prompt\":\"a\",\"max_tokens\":1,\"stream\":true}", 200},
+      {"POST", TEXT, KEY, "{\"prompt\":", 400},
+      {"POST", "/tokenize", KEY, "{\"prompt\":\"a\"}", 200},
+      {"POST", TEXT, KEY "Content-Length: 999999999999\r\n", NULL, 413},
+      {"POST", TEXT, "", "{}", 401},
+      {"GET", "/v1/models", KEY, NULL, 200},
+      {"GET", "/nowhere", KEY, NULL, 404},
+      {"GET", TEXT, KEY, NULL, 405},
+      {"GET", "/health_generate", "", NULL, 200},
+      {"GET", "/metrics", KEY, NULL, 200},
+  };
+#undef KEY
+  struct served other;
+  served_open(&other, &(struct served_config){.change = named_keys});
+  char line[256], first[256], second[256], longest[129];
+  memset(longest, 'i', sizeof longest);
+  for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
+    snprintf(line, sizeof line, "x-request-ID:  abc-%zu~ ", i);
+    id_of_answer(other.port, &asks[i], line, first);
+    snprintf(line, sizeof line, "abc-%zu~", i);
+    assert_string_equal(first, line);
+    id_of_answer(other.port, &asks[i], "X-Request-Id: a b", first);
+    snprintf(line, sizeof line, "X-Request-Id: %.129s", longest);
+    id_of_answer(other.port, &asks[i], line, second);
+    assert_true(strlen(first) >= 32 && strlen(second) >= 32 && strlen(second) < 64);
+    assert_string_not_equal(first, second);
+    snprintf(line, sizeof line, "X-Request-Id: %.128s", longest);
+    id_of_answer(other.port, &asks[i], line, first);
+    assert_int_equal(strlen(first), 128);
+  }
+  served_close(&other);
+  served_open(&other, &(struct served_config){.loading = true});
+  id_of_answer(other.port, &(struct asked){"POST", TEXT, "", "{}", 503}, "X-Request-Id: early", first);
+  assert_string_equal(first, "early");
+  served_close(&other);
 }
 
 enum { CTX_TOKENS = 1 << 15, LONG_CTX_TOKENS = 1 << 20 };
