@@ -190,19 +190,31 @@ static void write_logprobs(struct quire_strbuf *out, struct choice *choice) {
   quire_strbuf_clear(&choice->lp_offsets);
 }
 
+/* What an answer, or a chunk of one, says of itself in front of its choices. */
+static void write_about(struct quire_strbuf *out, const struct call *call, const char *object) {
+  quire_strbuf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id, object,
+                    (long long)call->created);
+  quire_json_write_string(out, quire_server_model_name(call->server));
+  quire_strbuf_add_text(out, ",\"system_fingerprint\":");
+  quire_json_write_string(out, call->server->model->numerics);
+  quire_strbuf_add_text(out, ",\"choices\":");
+}
+
 /* --- chunks of a stream --- */
+
+/* What every chunk begins with, up to its choices. */
+static void add_head(struct call *call) {
+  if (call->head.bytes == 0) {
+    quire_strbuf_add_text(&call->head, "data: ");
+    write_about(&call->head, call, call->kind == QUIRE_API_CHAT ? "chat.completion.chunk" : "text_completion");
+  }
+  quire_strbuf_add(&call->out, call->head.data, call->head.bytes);
+}
 
 static void begin_chunk(struct choice *choice) {
   struct call *call = choice->call;
-  if (call->head.bytes == 0) {
-    quire_strbuf_addf(&call->head, "data: {\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id,
-                      call->kind == QUIRE_API_CHAT ? "chat.completion.chunk" : "text_completion",
-                      (long long)call->created);
-    quire_json_write_string(&call->head, quire_server_model_name(call->server));
-    quire_strbuf_add_text(&call->head, ",\"choices\":[");
-  }
-  quire_strbuf_add(&call->out, call->head.data, call->head.bytes);
-  quire_strbuf_add_text(&call->out, "{\"index\":");
+  add_head(call);
+  quire_strbuf_add_text(&call->out, "[{\"index\":");
   quire_json_write_int(&call->out, choice->index);
 }
 
@@ -304,11 +316,8 @@ void quire_write_finish(struct choice *choice) {
 
 void quire_write_stream_end(struct call *call) {
   if (call->request.include_usage && call->kind != QUIRE_API_GENERATE) {
-    quire_strbuf_addf(&call->out, "data: {\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id,
-                      call->kind == QUIRE_API_CHAT ? "chat.completion.chunk" : "text_completion",
-                      (long long)call->created);
-    quire_json_write_string(&call->out, quire_server_model_name(call->server));
-    quire_strbuf_add_text(&call->out, ",\"choices\":[],\"usage\":");
+    add_head(call);
+    quire_strbuf_add_text(&call->out, "[],\"usage\":");
     write_usage(&call->out, call);
     quire_strbuf_add_text(&call->out, "}\n\n");
   }
@@ -473,12 +482,7 @@ void quire_write_whole(struct call *call) {
   struct quire_strbuf *out = &call->out;
   bool list = call->kind != QUIRE_API_GENERATE || call->request.batch || call->request.n > 1;
   if (call->kind != QUIRE_API_GENERATE) {
-    quire_strbuf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", call->id,
-                      call->kind == QUIRE_API_CHAT ? "chat.completion" : "text_completion", (long long)call->created);
-    quire_json_write_string(out, quire_server_model_name(call->server));
-    quire_strbuf_add_text(out, ",\"system_fingerprint\":");
-    quire_json_write_string(out, call->server->model->numerics);
-    quire_strbuf_add_text(out, ",\"choices\":");
+    write_about(out, call, call->kind == QUIRE_API_CHAT ? "chat.completion" : "text_completion");
   }
   quire_strbuf_add(out, "[", list ? 1 : 0);
   for (int32_t i = 0; i < call->choice_count; i++) {

@@ -543,6 +543,7 @@ static void chat_stream(void **state) {
   for (int i = 0; i < count; i++) {
     assert_string_equal(json_text_at(events[i], "object"), "chat.completion.chunk");
     assert_string_equal(json_text_at(events[i], "id"), json_text_at(events[0], "id"));
+    assert_string_equal(json_text_at(events[i], "system_fingerprint"), json_text_at(whole, "system_fingerprint"));
     assert_int_equal(json_array_size(json_at(events[i], "choices")), 1);
     assert_null(json_at(events[i], "usage"));
     assert_true(i == count - 1 || json_is_null(json_at(events[i], "choices.0.finish_reason")));
@@ -571,6 +572,7 @@ static void usage_in_stream(void **state) {
     assert_int_equal(json_array_size(json_at(events[i], "choices")), 1);
   }
   assert_int_equal(json_array_size(json_at(events[count - 1], "choices")), 0);
+  assert_string_equal(json_text_at(events[count - 1], "system_fingerprint"), "sim");
   assert_int_equal(json_int_at(events[count - 1], "usage.completion_tokens"), 6);
   free_events(events, count);
   count = stream(TEXT,
