@@ -307,6 +307,9 @@ static const char *view_name(enum quire_view_mode mode) {
 
 static void describe(struct serving *serving) {
   const struct quire_engine_config *config = &serving->config;
+  const struct quire_model_weights *weights = serving->model.weights;
+  struct quire_engine_memory memory = {0};
+  quire_engine_plan(config, &memory, NULL);
   serving->served = (struct quire_server_model){
       .name = base_name(serving->worker.model),
       .path = serving->worker.model,
@@ -327,6 +330,8 @@ static void describe(struct serving *serving) {
       .ranks = config->ranks,
       .running_max = config->running_max,
       .queue_max = config->queue_max,
+      .weight_bytes = (int64_t)(weights->mapped_bytes + weights->packed_bytes + weights->copied_bytes),
+      .kv_bytes = config->ranks * memory.rank.pages,
       .defaults = cli_model_sampling(&serving->model),
   };
 }

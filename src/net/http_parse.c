@@ -110,8 +110,7 @@ static struct quire_http_slice trim(const char *data, size_t bytes) {
   return (struct quire_http_slice){data, bytes};
 }
 
-/* Takes the next word of a comma-separated list off its front; false at the end. */
-static bool next_word(struct quire_http_slice *list, struct quire_http_slice *word_out) {
+bool quire_http_next_word(struct quire_http_slice *list, struct quire_http_slice *word_out) {
   QUIRE_ASSERT(list->data != NULL || list->bytes == 0);
   if (list->bytes == 0) {
     return false;
@@ -128,7 +127,7 @@ static bool next_word(struct quire_http_slice *list, struct quire_http_slice *wo
 bool quire_http_lists(struct quire_http_slice list, const char *lower_case_word) {
   QUIRE_ASSERT(lower_case_word != NULL);
   struct quire_http_slice word;
-  while (next_word(&list, &word)) {
+  while (quire_http_next_word(&list, &word)) {
     if (quire_http_is(word, lower_case_word)) {
       return true;
     }

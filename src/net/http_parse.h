@@ -94,6 +94,8 @@ bool quire_http_field(const struct quire_http_head *head, const char *name, stru
 bool quire_http_is(struct quire_http_slice slice, const char *lower_case);
 /* Equal bytes. */
 bool quire_http_equal(struct quire_http_slice slice, const char *text);
+/* Takes the next word of a comma-separated list off its front, without blanks around it; false at the end. */
+bool quire_http_next_word(struct quire_http_slice *list, struct quire_http_slice *word_out);
 /* Whether a comma-separated list holds a word, whatever its case. */
 bool quire_http_lists(struct quire_http_slice list, const char *lower_case_word);
 /* The phrase of a status: "Not Found"; "Unknown" for others. */

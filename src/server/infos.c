@@ -107,7 +107,58 @@ static void take_picture(struct quire_server *server, struct picture *p) {
   p->hit_rate = engine->prompt_tokens > 0 ? (double)engine->cached_tokens / (double)engine->prompt_tokens : 0;
 }
 
-void quire_info_loads(struct quire_server *server, struct quire_strbuf *out) {
+/* Sections of /v1/loads as SGLang has them: "core" always comes; there are no drafts and no adapters here to tell of. */
+enum { LOADS_MEMORY = 1, LOADS_DISAGG = 2, LOADS_QUEUES = 4, LOADS_ALL = 7 };
+
+static const struct {
+  const char *name;
+  unsigned sections;
+} loads_sections[] = {
+    {"core", 0},        {"memory", LOADS_MEMORY}, {"spec", 0},
+    {"lora", 0},        {"disagg", LOADS_DISAGG}, {"queues", LOADS_QUEUES},
+    {"all", LOADS_ALL},
+};
+
+bool quire_info_loads_sections(const char *include, unsigned *sections_out, struct quire_api_fault *fault) {
+  struct quire_http_slice list = {include, strlen(include)}, word;
+  unsigned sections = list.bytes == 0 ? LOADS_ALL : 0;
+  while (quire_http_next_word(&list, &word)) {
+    size_t i = 0, count = sizeof loads_sections / sizeof loads_sections[0];
+    while (i < count && !quire_http_equal(word, loads_sections[i].name)) {
+      i++;
+    }
+    if (i == count) {
+      return quire_api_fail(fault, 400, "invalid_value", "include",
+                            "\"%.*s\" is no section; there are core, memory, spec, lora, disagg, queues and all",
+                            (int)(word.bytes < 80 ? word.bytes : 80), word.data);
+    }
+    sections |= loads_sections[i].sections;
+  }
+  *sections_out = sections;
+  return true;
+}
+
+static void write_loads_sections(const struct quire_server *server, const struct picture *p, unsigned sections,
+                                 struct quire_strbuf *out) {
+  const double gb = (double)(1 << 30);
+  if (sections & LOADS_MEMORY) {
+    quire_strbuf_addf(
+        out, ",\"memory\":{\"weight_gb\":%.6f,\"kv_cache_gb\":%.6f,\"graph_gb\":0,\"token_capacity\":%lld}",
+        (double)server->model->weight_bytes / gb, (double)server->model->kv_bytes / gb, (long long)p->total_tokens);
+  }
+  if (sections & LOADS_DISAGG) {
+    quire_strbuf_add_text(out, ",\"disaggregation\":{\"mode\":\"null\",\"prefill_prealloc_queue_reqs\":0,"
+                               "\"prefill_inflight_queue_reqs\":0,\"decode_prealloc_queue_reqs\":0,"
+                               "\"decode_transfer_queue_reqs\":0,\"decode_retracted_queue_reqs\":0,"
+                               "\"kv_transfer_speed_gb_s\":0,\"kv_transfer_latency_ms\":0}");
+  }
+  if (sections & LOADS_QUEUES) {
+    quire_strbuf_addf(out, ",\"queues\":{\"waiting\":%lld,\"grammar\":0,\"paused\":0,\"retracted\":%lld}",
+                      (long long)p->waiting, (long long)p->worker.engine.preempted);
+  }
+}
+
+void quire_info_loads(struct quire_server *server, unsigned sections, struct quire_strbuf *out) {
   struct picture p;
   take_picture(server, &p);
   quire_strbuf_addf(out, "{\"timestamp\":%lld,\"dp_rank_count\":1,\"loads\":[{\"dp_rank\":0,",
@@ -119,10 +170,12 @@ void quire_info_loads(struct quire_server *server, struct quire_strbuf *out) {
                     (long long)(p.running + p.waiting), (long long)p.used_tokens, (long long)p.total_tokens);
   quire_strbuf_addf(out,
                     "\"token_usage\":%.6f,\"gen_throughput\":%.3f,\"cache_hit_rate\":%.6f,\"utilization\":%.6f,"
-                    "\"max_running_requests\":%d,\"disagg_mode\":\"null\"}]}",
+                    "\"max_running_requests\":%d,\"disagg_mode\":\"null\"",
                     p.usage, server->throughput, p.hit_rate,
                     server->model->running_max > 0 ? (double)p.running / server->model->running_max : 0,
                     server->model->running_max);
+  write_loads_sections(server, &p, sections, out);
+  quire_strbuf_add_text(out, "}]}");
 }
 
 /* --- metrics --- */

@@ -106,18 +106,44 @@ static int hex(char c) {
   return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
+/* The character at *at of a part of a target, decoded where it is coded; *at is behind it then. */
+static char next_character(struct quire_http_slice part, size_t *at) {
+  size_t i = *at;
+  bool coded = part.data[i] == '%' && part.bytes - i > 2 && hex(part.data[i + 1]) >= 0 && hex(part.data[i + 2]) >= 0;
+  *at += coded ? 3 : 1;
+  return coded ? (char)(16 * hex(part.data[i + 1]) + hex(part.data[i + 2])) : part.data[i];
+}
+
 /* Whether a part of a path, percent signs and all, is the text. */
 static bool path_is(struct quire_http_slice part, const char *text) {
   size_t i = 0;
-  for (; i < part.bytes && *text != '\0'; i++, text++) {
-    bool coded = part.data[i] == '%' && part.bytes - i > 2 && hex(part.data[i + 1]) >= 0 && hex(part.data[i + 2]) >= 0;
-    char c = coded ? (char)(16 * hex(part.data[i + 1]) + hex(part.data[i + 2])) : part.data[i];
-    i += coded ? 2 : 0;
-    if (c != *text) {
+  for (; i < part.bytes && *text != '\0'; text++) {
+    if (next_character(part, &i) != *text) {
       return false;
     }
   }
   return i == part.bytes && *text == '\0';
+}
+
+/* The value that a query gives a name, decoded and cut to size - 1 bytes; of several the last, without one "". */
+static void query_value(struct quire_http_slice query, const char *name, char *out, size_t size) {
+  size_t name_bytes = strlen(name);
+  out[0] = '\0';
+  for (size_t at = 0; at < query.bytes;) {
+    const char *begin = query.data + at, *stop = memchr(begin, '&', query.bytes - at);
+    size_t bytes = stop != NULL ? (size_t)(stop - begin) : query.bytes - at, used = 0;
+    at += bytes + 1;
+    if (bytes <= name_bytes || begin[name_bytes] != '=' || memcmp(begin, name, name_bytes) != 0) {
+      continue;
+    }
+    struct quire_http_slice value = {begin + name_bytes + 1, bytes - name_bytes - 1};
+    for (size_t i = 0; i < value.bytes && used < size - 1; used++) {
+      bool blank = value.data[i] == '+';
+      char c = next_character(value, &i);
+      out[used] = blank ? ' ' : c;
+    }
+    out[used] = '\0';
+  }
 }
 
 /* The list, or behind a slash one model by its name. */
@@ -153,8 +179,19 @@ static void on_server_info(struct quire_server *server, struct quire_http_exchan
 
 static void on_loads(struct quire_server *server, struct quire_http_exchange *exchange,
                      const struct quire_http_head *head) {
-  (void)head;
-  answer_info(server, exchange, quire_info_loads, "application/json");
+  char include[256];
+  unsigned sections;
+  struct quire_api_fault fault = {0};
+  query_value(head->query, "include", include, sizeof include);
+  if (!quire_info_loads_sections(include, &sections, &fault)) {
+    quire_server_answer_fault(server, exchange, &fault);
+    return;
+  }
+  struct quire_strbuf body;
+  quire_strbuf_init(&body, server->env);
+  quire_info_loads(server, sections, &body);
+  quire_server_answer(server, exchange, 200, "application/json", &body);
+  quire_strbuf_fini(&body);
 }
 
 static void on_version(struct quire_server *server, struct quire_http_exchange *exchange,

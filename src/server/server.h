@@ -61,6 +61,7 @@ struct quire_server_model {
   int32_t ctx_tokens;   /* prompt and answer together */
   int32_t cache_tokens; /* of all pages */
   int32_t page_tokens, ranks, running_max, queue_max;
+  int64_t weight_bytes, kv_bytes; /* of the worker; /v1/loads tells them */
   struct quire_sampling defaults;
 };
 

@@ -191,7 +191,9 @@ void quire_info_model_card(struct quire_server *server, struct quire_strbuf *out
 void quire_info_models(struct quire_server *server, struct quire_strbuf *out);
 void quire_info_model(struct quire_server *server, struct quire_strbuf *out);
 void quire_info_server(struct quire_server *server, struct quire_strbuf *out);
-void quire_info_loads(struct quire_server *server, struct quire_strbuf *out);
+/* Sections of a list with commas between; an empty one is all of them. False with a fault: there is no such section. */
+bool quire_info_loads_sections(const char *include, unsigned *sections_out, struct quire_api_fault *fault);
+void quire_info_loads(struct quire_server *server, unsigned sections, struct quire_strbuf *out);
 void quire_server_metrics(struct quire_server *server, struct quire_strbuf *out);
 void quire_numbers_init(struct server_numbers *numbers);
 void quire_histogram_add(struct server_histogram *histogram, double value);

@@ -673,6 +673,52 @@ static void descriptions(void **state) {
   reply_free(&reply);
 }
 
+/* Sections of /v1/loads: those that are asked for, all without a word; what there is not is refused. */
+static void loads(void **state) {
+  (void)state;
+  static const struct {
+    const char *query;
+    bool memory, disagg, queues;
+  } good[] = {
+      {"", true, true, true},
+      {"?include=", true, true, true},
+      {"?include=all", true, true, true},
+      {"?include=core", false, false, false},
+      {"?include=core,disagg,queues,memory", true, true, true},
+      {"?include=spec%2C%20queues&format=json", false, false, true},
+      {"?x=include=memory&include=memory,+lora", true, false, false},
+      {"?include=memory&include=disagg", false, true, false},
+  };
+  static const char *const bad[] = {"?include=core,cores", "?include=,core", "?include=Core", "?include=%ff",
+                                    "?include=core;memory"};
+  char path[512];
+  for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+    snprintf(path, sizeof path, "/v1/loads%s", good[i].query);
+    json_t *root = ask(path, NULL, 200);
+    assert_int_equal(json_int_at(root, "loads.0.dp_rank"), 0);
+    assert_true(json_int_at(root, "loads.0.max_total_num_tokens") > 0);
+    assert_int_equal(json_at(root, "loads.0.memory") != NULL, good[i].memory);
+    assert_int_equal(json_at(root, "loads.0.disaggregation") != NULL, good[i].disagg);
+    assert_int_equal(json_at(root, "loads.0.queues") != NULL, good[i].queues);
+    json_decref(root);
+  }
+  json_t *all = ask("/v1/loads", NULL, 200);
+  assert_true(json_real_value(json_at(all, "loads.0.memory.weight_gb")) == 2.5);
+  assert_true(json_real_value(json_at(all, "loads.0.memory.kv_cache_gb")) == 0.75);
+  assert_int_equal(json_int_at(all, "loads.0.memory.token_capacity"), json_int_at(all, "loads.0.max_total_num_tokens"));
+  assert_int_equal(json_int_at(all, "loads.0.queues.waiting"), 0);
+  assert_string_equal(json_text_at(all, "loads.0.disaggregation.mode"), "null");
+  json_decref(all);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    snprintf(path, sizeof path, "/v1/loads%s", bad[i]);
+    json_t *root = ask(path, NULL, 400);
+    assert_string_equal(json_text_at(root, "error.param"), "include");
+    json_decref(root);
+  }
+  snprintf(path, sizeof path, "/v1/loads?include=core%0300d", 0);
+  json_decref(ask(path, NULL, 400));
+}
+
 /* Both names for going on from the last message. */
 static void an_answer_goes_on(void **state) {
   (void)state;
@@ -999,6 +1045,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(stream_of_choices),
       cmocka_unit_test(generate_stream),
       cmocka_unit_test(descriptions),
+      cmocka_unit_test(loads),
       cmocka_unit_test(an_answer_goes_on),
       cmocka_unit_test(request_id_comes_back),
       cmocka_unit_test(slow_reader),

@@ -87,6 +87,8 @@ static void open_engine(struct served *served, const struct served_config *confi
       .ranks = engine.ranks,
       .running_max = engine.running_max,
       .queue_max = engine.queue_max,
+      .weight_bytes = (int64_t)5 << 29,
+      .kv_bytes = (int64_t)3 << 28,
       .defaults = quire_sampling_default(),
   };
 }
