@@ -10,6 +10,8 @@
 enum { READY_TICKETS = 256 };
 /* The worker ends what is late at its next step; so long after it the server does, lest a step that hangs keeps clients. */
 #define LATE_SECONDS 1.0
+/* Requests that fail within so long of one another share a line of the log. */
+#define FAILURES_SECONDS 0.5
 
 /* What a call counts in. */
 static struct server_numbers *numbers_of(const struct call *call) {
@@ -519,6 +521,26 @@ static void fail_late(struct call *call) {
                  call->server->options->request_seconds);
 }
 
+/* For the log. */
+static void note_failure(const struct call *call, const struct quire_error *error) {
+  struct server_failures *failures = &call->server->failures;
+  if (failures->count++ == 0) {
+    failures->since_ns = quire_server_now(call->server);
+    failures->error = *error;
+    one_word(call->id, failures->id);
+  }
+}
+
+void quire_calls_log_failures(struct quire_server *server) {
+  struct server_failures *failures = &server->failures;
+  if (failures->count > 0) {
+    quire_env_log(server->env, QUIRE_LOG_WARN, "requests failed count=%lld first_id=%s status=%s: %s",
+                  (long long)failures->count, failures->id, quire_status_name(failures->error.status),
+                  failures->error.text);
+  }
+  *failures = (struct server_failures){0};
+}
+
 static void take_failed(struct choice *choice, const struct quire_engine_event *event) {
   struct call *call = choice->call;
   struct quire_server *server = call->server;
@@ -538,9 +560,7 @@ static void take_failed(struct choice *choice, const struct quire_engine_event *
     quire_api_fail(&call->fault, 503, "no_pages", NULL, "%s", error != NULL ? error->text : none.text);
   } else {
     fault_of(call, event->status, error != NULL ? error : &none);
-    char id[SERVER_ID_BYTES];
-    quire_env_log(server->env, QUIRE_LOG_WARN, "request failed id=%s status=%s: %s", one_word(call->id, id),
-                  quire_status_name(event->status), error != NULL ? error->text : none.text);
+    note_failure(call, error != NULL ? error : &none);
   }
   choice->finish = FINISH_ERROR;
   numbers_of(call)->finished[FINISH_ERROR - 1]++;
@@ -744,6 +764,9 @@ void quire_calls_tick(struct quire_server *server, uint64_t now) {
     tick_probe(server);
   }
   end_late(server, now);
+  if (server->failures.count > 0 && (double)(now - server->failures.since_ns) * 1e-9 >= FAILURES_SECONDS) {
+    quire_calls_log_failures(server);
+  }
   double seconds = server->options->keepalive_seconds;
   for (struct quire_list *node = server->calls.next, *next; seconds > 0 && node != &server->calls; node = next) {
     next = node->next;
@@ -772,6 +795,7 @@ void quire_calls_cut(struct quire_server *server, const struct quire_api_fault *
 }
 
 void quire_calls_destroy(struct quire_server *server) {
+  quire_calls_log_failures(server);
   while (!quire_list_empty(&server->calls)) {
     struct call *call = QUIRE_LIST_OF(server->calls.next, struct call, node);
     call->working = false; /* the text threads have ended */

@@ -47,6 +47,14 @@ struct server_numbers {
   int64_t disconnects, prompt_tokens, cached_tokens, drawn_tokens, rejected, streams;
 };
 
+/* Failures that the log has not told of: many fail at once when a rank does, and become one line. */
+struct server_failures {
+  int64_t count;
+  uint64_t since_ns; /* of the first, as the rest */
+  char id[SERVER_ID_BYTES];
+  struct quire_error error;
+};
+
 enum call_finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR };
 
 struct call;
@@ -143,6 +151,7 @@ struct quire_server {
   int32_t slot_count; /* a power of two */
   int32_t tickets;
   struct server_numbers numbers;
+  struct server_failures failures;
   struct server_numbers probe_numbers; /* of requests that are the server's own; nobody looks at them */
   struct call *probe;                  /* /health_generate's request, one at a time, or NULL */
   int64_t probe_drawn;                 /* numbers.drawn_tokens when it began */
@@ -213,6 +222,8 @@ void quire_calls_pump(struct quire_server *server);
 /* Sends what was written since the last time. */
 void quire_calls_flush(struct quire_server *server);
 void quire_calls_tick(struct quire_server *server, uint64_t now);
+/* Writes the line of those that have failed since the last one. */
+void quire_calls_log_failures(struct quire_server *server);
 /* Answers all that are open: the server ends. */
 void quire_calls_cut(struct quire_server *server, const struct quire_api_fault *fault);
 /* Drops all without answers; after the loop. */

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "support/fail_env.h"
 #include "support/served.h"
 
 #define TEXT "/v1/completions"
@@ -134,6 +135,44 @@ static void rank_fails(void **state) {
   assert_int_equal(served_status(&other, "GET", "/readyz", NULL), 503);
   assert_int_equal(served_status(&other, "GET", "/livez", NULL), 200);
   served_close(&other);
+}
+
+/* When a rank fails under many requests, all are answered, and the log says so once. */
+static void failures_share_a_line(void **state) {
+  (void)state;
+  enum { CLIENTS = 12 };
+  struct fail_env env;
+  struct served other;
+  struct reply reply;
+  int fds[CLIENTS], failed = 0;
+  fail_env_init(&env);
+  served_open(&other, &(struct served_config){.env = &env.env, .fail_epoch = 50});
+  __atomic_store_n(&other.hang, 1, __ATOMIC_RELEASE);
+  for (int i = 0; i < CLIENTS; i++) {
+    fds[i] = client_connect(other.port);
+    client_send(fds[i], "POST", TEXT, NULL, "{\"prompt\":\"a\",\"max_tokens\":4000,\"ignore_eos\":true}");
+  }
+  bool all = false;
+  for (int i = 0; i < 100 && !all; i++) {
+    client_ask(other.port, "GET", "/metrics", NULL, &reply);
+    all = strstr(reply.body, "\nquire_requests_open 12\n") != NULL;
+    reply_free(&reply);
+    client_wait_ms(all ? 0 : 20);
+  }
+  assert_true(all);
+  __atomic_store_n(&other.hang, 0, __ATOMIC_RELEASE); /* the first step ends, the others come in, and the 50th fails */
+  for (int i = 0; i < CLIENTS; i++) {
+    client_receive(fds[i], &reply);
+    failed += reply.status == 500;
+    reply_free(&reply);
+    close(fds[i]);
+  }
+  assert_int_equal(failed, CLIENTS);
+  client_wait_ms(700);
+  served_close(&other);
+  assert_int_equal(env.log_lines[QUIRE_LOG_WARN], 1);
+  assert_non_null(strstr(env.log, "requests failed count=12 first_id=cmpl-"));
+  fail_env_fini(&env);
 }
 
 static void becomes(const struct served *other, const char *path, int status) {
@@ -277,6 +316,7 @@ int main(void) {
       cmocka_unit_test(deadline),
       cmocka_unit_test(deadline_while_hung),
       cmocka_unit_test(rank_fails),
+      cmocka_unit_test(failures_share_a_line),
       cmocka_unit_test(worker_hangs),
       cmocka_unit_test(rank_dies_idle),
       cmocka_unit_test(busy_worker_is_well),

@@ -116,7 +116,8 @@ void served_open(struct served *served, const struct served_config *config) {
   assert_int_equal(quire_chat_open(quire_env_default(), MINI, served->tokenizer, &served->chat, &error), QUIRE_OK);
   served->eos = quire_tokenizer_special(served->tokenizer).eos;
   open_engine(served, config);
-  if (quire_server_create(quire_env_default(), &served->options, &served->server, &error) != QUIRE_OK) {
+  const struct quire_env *env = config->env != NULL ? config->env : quire_env_default();
+  if (quire_server_create(env, &served->options, &served->server, &error) != QUIRE_OK) {
     fail_msg("%s: %s", error.where, error.text);
   }
   served->port = quire_server_port(served->server);

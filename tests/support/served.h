@@ -21,6 +21,7 @@ struct served_config {
   int32_t ring_events;              /* 0: 64 */
   uint64_t fail_epoch;              /* the step in which a rank fails; 0: none */
   bool loading;                     /* attach later */
+  const struct quire_env *env;      /* of the server alone; NULL: the default */
   /* called with the options' defaults before the server is made; NULL: as they are */
   void (*change)(struct quire_server_options *options);
 };
