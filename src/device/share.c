@@ -77,15 +77,41 @@ enum quire_status quire_memory_send(const struct quire_memory *memory, int socke
   return status;
 }
 
-/* The descriptor of a received message, or NONE. */
-static int descriptor_of(struct msghdr *header) {
-  struct cmsghdr *first = CMSG_FIRSTHDR(header);
-  int descriptor = NONE;
-  if (first != NULL && first->cmsg_level == SOL_SOCKET && first->cmsg_type == SCM_RIGHTS &&
-      first->cmsg_len == CMSG_LEN(sizeof(int))) {
-    memcpy(&descriptor, CMSG_DATA(first), sizeof(int));
+/* Of the descriptors that came with a message, keeps the first and closes the others: whatever the peer sent is open here.
+ * How many there were. */
+static int take_descriptors(struct msghdr *header, int *first_out) {
+  int count = 0;
+  *first_out = NONE;
+  for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c != NULL; c = CMSG_NXTHDR(header, c)) {
+    bool rights = c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS;
+    size_t bytes = rights ? c->cmsg_len - CMSG_LEN(0) : 0;
+    QUIRE_ASSERT(bytes % sizeof(int) == 0);
+    for (size_t at = 0; at < bytes; at += sizeof(int)) {
+      int descriptor;
+      memcpy(&descriptor, CMSG_DATA(c) + at, sizeof descriptor);
+      if (count++ == 0) {
+        *first_out = descriptor;
+      } else {
+        (void)close(descriptor);
+      }
+    }
   }
-  return descriptor;
+  return count;
+}
+
+/* Why a message is no handle, or NULL. */
+static const char *message_fault(const struct message *message, const struct msghdr *header, ssize_t got,
+                                 int descriptors) {
+  if (got <= 0) {
+    return got < 0 ? strerror(errno) : "the peer has gone";
+  }
+  if (got != (ssize_t)sizeof *message || (header->msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return "it is cut";
+  }
+  if (message->magic != MAGIC || message->has_descriptor > 1 || message->has_fabric > 1 || message->zero != 0) {
+    return "its fields are others; both ends must be of one version";
+  }
+  return (int)message->has_descriptor != descriptors ? "its descriptors are not as many as it says" : NULL;
 }
 
 static enum quire_status receive_share(int socket, struct quire_share *share_out, struct quire_error *error_out) {
@@ -99,18 +125,13 @@ static enum quire_status receive_share(int socket, struct quire_share *share_out
   do {
     got = recvmsg(socket, &header, MSG_WAITALL | MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  int descriptor = got > 0 ? descriptor_of(&header) : NONE;
-  bool whole = got == (ssize_t)sizeof message && (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
-  if (!whole || message.magic != MAGIC || message.has_descriptor != (descriptor != NONE) || message.has_fabric > 1 ||
-      message.zero != 0) {
+  int descriptor = NONE, descriptors = got >= 0 ? take_descriptors(&header, &descriptor) : 0;
+  const char *fault = message_fault(&message, &header, got, descriptors);
+  if (fault != NULL) {
     if (descriptor != NONE) {
       (void)close(descriptor);
     }
-    return quire_error_set(error_out, QUIRE_ERR_PEER, "share", "what the socket gave is not a handle: %s",
-                           got < 0    ? strerror(errno)
-                           : got == 0 ? "the peer has gone"
-                           : !whole   ? "it is cut"
-                                      : "its fields are others");
+    return quire_error_set(error_out, QUIRE_ERR_PEER, "share", "what the socket gave is not a handle: %s", fault);
   }
   *share_out = (struct quire_share){
       .bytes = message.bytes,
