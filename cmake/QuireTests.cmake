@@ -80,6 +80,14 @@ foreach(source IN LISTS QUIRE_TEST_SOURCES)
   quire_test_properties(${name})
 endforeach()
 
+# a library in the driver's place, by the driver's name in a folder of its own (test_cuda_why)
+if(QUIRE_CUDA)
+  add_library(fake_driver SHARED ${tests_dir}/device/cuda/fake_driver.c)
+  set_target_properties(fake_driver PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/fake)
+  add_dependencies(test_cuda_why fake_driver)
+endif()
+
 # timings on GPUs
 file(GLOB_RECURSE QUIRE_GPU_BENCHES CONFIGURE_DEPENDS ${tests_dir}/bench_*.c ${tests_dir}/bench_*.cu)
 quire_cuda_filter(QUIRE_GPU_BENCHES)

@@ -47,7 +47,8 @@ struct quire_cuda_info {
   int32_t processors;   /* multiprocessors of one */
   int64_t memory_bytes; /* of one */
   char name[96];
-  char why[160]; /* devices is 0: built without CUDA, no driver library, no device, or a device of another kind */
+  /* devices is 0: built without CUDA, no driver, one that is too old or does not start, no device, one of another kind */
+  char why[200];
 };
 
 /* info_out->devices > 0. May take a second when it is the process's first call to the driver. */
