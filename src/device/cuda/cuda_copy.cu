@@ -37,17 +37,29 @@ static __global__ void delay_kernel(uint32_t ns) {
   }
 }
 
+cudaError_t quire_cuda_load_copies(void) {
+  struct cudaFuncAttributes attributes;
+  const void *const kernels[] = {(const void *)quire_scatter_small_kernel<struct list_items>,
+                                 (const void *)quire_scatter_large_kernel<struct list_items>,
+                                 (const void *)delay_kernel};
+  cudaError_t error = cudaSuccess;
+  for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && error == cudaSuccess; i++) {
+    error = cudaFuncGetAttributes(&attributes, kernels[i]);
+  }
+  return error;
+}
+
 cudaError_t quire_cuda_copy_list(const struct quire_copy *list, int32_t count, uint32_t bytes_max, int32_t width,
                                  cudaStream_t stream) {
   struct list_items items = {list, quire_scatter_split(bytes_max)};
-  if (quire_scatter_is_small(bytes_max)) {
-    return quire_scatter_small_launch(items, count, bytes_max, width > 0 ? width : WIDTH_DEFAULT_SMALL, stream);
-  }
-  cudaError_t error = cudaSuccess;
+  bool small = quire_scatter_is_small(bytes_max);
+  int32_t multiprocessors = width > 0 ? width : small ? WIDTH_DEFAULT_SMALL : WIDTH_DEFAULT;
   int32_t most = QUIRE_SCATTER_PIECES_MAX / items.split.pieces;
+  cudaError_t error = cudaSuccess;
   for (int32_t some; error == cudaSuccess && count > 0; count -= some, items.list += some) {
     some = count < most ? count : most;
-    error = quire_scatter_large_launch(items, some * items.split.pieces, width > 0 ? width : WIDTH_DEFAULT, NULL, stream);
+    error = small ? quire_scatter_small_launch(items, some, bytes_max, multiprocessors, stream)
+                  : quire_scatter_large_launch(items, some * items.split.pieces, multiprocessors, NULL, stream);
   }
   return error;
 }

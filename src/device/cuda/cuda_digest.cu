@@ -266,6 +266,16 @@ static __global__ void chain_kernel(uint64_t *state, const uint64_t *sums, int64
   }
 }
 
+cudaError_t quire_cuda_load_digests(void) {
+  struct cudaFuncAttributes attributes;
+  const void *const kernels[] = {(const void *)short_kernel, (const void *)copy_sum_kernel, (const void *)chain_kernel};
+  cudaError_t error = cudaSuccess;
+  for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && error == cudaSuccess; i++) {
+    error = cudaFuncGetAttributes(&attributes, kernels[i]);
+  }
+  return error;
+}
+
 cudaError_t quire_cuda_copy_digest(void *target_, const void *source_, size_t bytes, uint64_t *digest_out, void *scratch,
                                    cudaStream_t stream) {
   uint8_t *target = (uint8_t *)target_;

@@ -12,6 +12,7 @@
 
 #include "base/assert.h"
 #include "device/cuda/cuda_private.h"
+#include "device/device_info.h"
 
 #define POISON 0xFF
 #define NONE (-1)
@@ -103,34 +104,32 @@ static CUresult map_handle(struct cuda_memory *memory, CUdeviceptr *base_out) {
   return CUDA_SUCCESS;
 }
 
-static struct cuda_memory *record_of(struct quire_device *device, size_t bytes, enum cuda_memory_kind kind,
-                                     struct quire_error *error_out) {
+static enum quire_status record_of(struct quire_device *device, size_t bytes, enum cuda_memory_kind kind,
+                                   struct cuda_memory **memory_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(device->ops == &quire_device_cuda_ops);
   if (bytes == 0 || bytes > SIZE_MAX / 2) {
-    (void)quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "device memory", "a size of %zu bytes was asked for", bytes);
-    return NULL;
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "device memory", "a size of %zu bytes was asked for", bytes);
   }
   struct cuda_memory *memory = quire_env_zalloc(device->env, 1, sizeof *memory);
   if (memory == NULL) {
-    (void)quire_error_set(error_out, QUIRE_ERR_MEMORY, "device memory", "no memory for its record");
-    return NULL;
+    return quire_error_set(error_out, QUIRE_ERR_MEMORY, "device memory", "no memory for its record");
   }
   memory->front = (struct quire_memory){&cuda_memory_ops, device->env, NULL, bytes};
   memory->device = quire_cuda_device_of(device);
   memory->kind = kind;
-  return memory;
+  *memory_out = memory;
+  return QUIRE_OK;
 }
-
-/* What record_of has said: the error if there is a place for it, else what is likelier. */
-static enum quire_status record_status(size_t bytes) { return bytes == 0 ? QUIRE_ERR_ARGUMENT : QUIRE_ERR_MEMORY; }
 
 enum quire_status quire_cuda_memory(struct quire_device *front, size_t bytes, struct quire_memory **memory_out,
                                     struct quire_error *error_out) {
   struct quire_cuda_device *device = quire_cuda_device_of(front);
-  struct cuda_memory *memory = record_of(front, bytes, MEMORY_OWN, error_out);
+  struct cuda_memory *memory = NULL;
   CUmemAllocationProp properties;
   CUdeviceptr base = 0;
-  if (memory == NULL) {
-    return record_status(bytes);
+  enum quire_status status = record_of(front, bytes, MEMORY_OWN, &memory, error_out);
+  if (status != QUIRE_OK) {
+    return status;
   }
   QUIRE_ASSERT(device->granularity > 0);
   (void)cudaSetDevice(front->index);
@@ -172,9 +171,10 @@ enum quire_status quire_cuda_adopt(struct quire_device *front, void *base, size_
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "device memory", "nothing to adopt: %zu bytes at %p", bytes,
                            base);
   }
-  struct cuda_memory *memory = record_of(front, bytes, MEMORY_ADOPTED, error_out);
-  if (memory == NULL) {
-    return record_status(bytes);
+  struct cuda_memory *memory = NULL;
+  enum quire_status status = record_of(front, bytes, MEMORY_ADOPTED, &memory, error_out);
+  if (status != QUIRE_OK) {
+    return status;
   }
   memory->front.base = base;
   *memory_out = &memory->front;
@@ -183,9 +183,16 @@ enum quire_status quire_cuda_adopt(struct quire_device *front, void *base, size_
 
 enum quire_status quire_cuda_host(struct quire_device *front, size_t bytes, struct quire_memory **memory_out,
                                   struct quire_error *error_out) {
-  struct cuda_memory *memory = record_of(front, bytes, MEMORY_HOST, error_out);
-  if (memory == NULL) {
-    return record_status(bytes);
+  struct cuda_memory *memory = NULL;
+  enum quire_status status = record_of(front, bytes, MEMORY_HOST, &memory, error_out);
+  if (status != QUIRE_OK) {
+    return status;
+  }
+  /* pinned pages are the system's, whoever keeps the record: more than there is would end the process */
+  status = quire_device_check_available(quire_env_default(), bytes, "device memory", error_out);
+  if (status != QUIRE_OK) {
+    quire_env_free(front->env, memory, 1, sizeof *memory);
+    return status;
   }
   (void)cudaSetDevice(front->index);
   cudaError_t error = cudaHostAlloc(&memory->front.base, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
@@ -203,15 +210,18 @@ enum quire_status quire_cuda_host(struct quire_device *front, size_t bytes, stru
 enum quire_status quire_cuda_import(struct quire_device *front, const struct quire_share *share,
                                     struct quire_memory **memory_out, struct quire_error *error_out) {
   struct quire_cuda_device *device = quire_cuda_device_of(front);
-  if (share->bytes == 0 || share->mapped_bytes < share->bytes || share->mapped_bytes % device->granularity != 0) {
+  QUIRE_ASSERT(device->granularity > 0);
+  if (share->bytes == 0 || share->mapped_bytes < share->bytes || share->mapped_bytes > SIZE_MAX / 2 ||
+      share->mapped_bytes % device->granularity != 0) {
     return quire_error_set(error_out, QUIRE_ERR_PEER, "device memory", "%llu of %llu bytes are not a handle's",
                            (unsigned long long)share->bytes, (unsigned long long)share->mapped_bytes);
   }
-  struct cuda_memory *memory = record_of(front, share->bytes, MEMORY_OWN, error_out);
+  struct cuda_memory *memory = NULL;
   CUdeviceptr base = 0;
   CUresult result = CUDA_ERROR_INVALID_HANDLE;
-  if (memory == NULL) {
-    return record_status(share->bytes);
+  enum quire_status status = record_of(front, share->bytes, MEMORY_OWN, &memory, error_out);
+  if (status != QUIRE_OK) {
+    return status;
   }
   (void)cudaSetDevice(front->index);
   memory->mapped = share->mapped_bytes;

@@ -56,9 +56,17 @@ static bool fine(struct cuda_stream *stream, cudaError_t error) {
   return atomic_load_explicit(&stream->failed, memory_order_relaxed) == cudaSuccess;
 }
 
-/* Makes the device current; false once it has failed. */
+/* Makes the device current; false once it has failed. What the runtime remembers of other calls of this thread is taken
+ * from it, or the next launch would be blamed for it (launchers ask for the last error). */
 static bool enter(struct cuda_stream *stream) {
-  return fine(stream, cudaSuccess) && fine(stream, cudaSetDevice(stream->device));
+  bool entered = fine(stream, cudaSuccess) && fine(stream, cudaSetDevice(stream->device));
+  (void)cudaGetLastError();
+  return entered;
+}
+
+/* Has what was asked about ended? What has failed has. */
+static bool ended(struct cuda_stream *stream, cudaError_t answer) {
+  return !fine(stream, answer == cudaErrorNotReady ? cudaSuccess : answer) || answer != cudaErrorNotReady;
 }
 
 /* What deferred mode puts before an item that writes bytes at target (NULL: none known). */
@@ -108,8 +116,7 @@ static void *cuda_native(struct quire_stream *front) {
 static enum quire_status cuda_check(struct quire_stream *front, struct quire_error *error_out) {
   struct cuda_stream *stream = cuda_of(front);
   if (enter(stream)) {
-    cudaError_t running = cudaStreamQuery(stream->native);
-    (void)fine(stream, running == cudaErrorNotReady ? cudaSuccess : running);
+    (void)ended(stream, cudaStreamQuery(stream->native));
   }
   cudaError_t error = atomic_load(&stream->failed);
   return error == cudaSuccess ? QUIRE_OK : quire_cuda_fault(error, "a stream has failed", error_out);
@@ -216,11 +223,8 @@ static void cuda_wait(struct quire_stream *front, struct quire_event event) {
 
 static bool cuda_event_done(struct quire_event event) {
   struct cuda_stream *stream = cuda_of(event.stream);
-  if (event.sequence == 0 || !fine(stream, cudaSuccess)) {
-    return true;
-  }
-  cudaError_t error = cudaEventQuery(stream->event[event.sequence % EVENTS]);
-  return error != cudaErrorNotReady || !fine(stream, error == cudaErrorNotReady ? cudaSuccess : error);
+  return event.sequence == 0 || !fine(stream, cudaSuccess) ||
+         ended(stream, cudaEventQuery(stream->event[event.sequence % EVENTS]));
 }
 
 static void cuda_event_sync(struct quire_event event) {
@@ -253,6 +257,8 @@ static cudaError_t create_native(struct cuda_stream *stream) {
   for (int i = 0; i < EVENTS && error == cudaSuccess; i++) {
     error = cudaEventCreateWithFlags(&stream->event[i], flags);
   }
+  error = error == cudaSuccess ? quire_cuda_load_copies() : error;
+  error = error == cudaSuccess ? quire_cuda_load_digests() : error;
   return error == cudaSuccess ? cudaMalloc(&stream->digest_scratch, QUIRE_CUDA_DIGEST_BYTES) : error;
 }
 
