@@ -19,6 +19,20 @@ extern "C" {
 /* NULL in a build without CUDA. */
 const struct quire_kernels *quire_kernels_cuda(void);
 
+/* What a step will run, run once before any step, on rows that see nothing: the driver loads a kernel's code, and reserves
+ * what its threads need, at its first launch, and a step allocates nothing. */
+struct quire_kernels_cuda_load {
+  struct quire_device *device;
+  uint8_t *scratch; /* of select, for these heads; its contents are lost */
+  enum quire_kv_format format;
+  int32_t heads, index_heads;
+  int32_t topk;
+};
+
+/* Takes some memory of the device while it runs, and blocks. QUIRE_ERR_UNSUPPORTED says which of it no kernel takes (rows of
+ * f32), or that the build has no CUDA; QUIRE_ERR_MEMORY, QUIRE_ERR_RANK. */
+enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *load, struct quire_error *error_out);
+
 /* Scratch of select for up to `rows` rows that see up to limit_max positions on that device, in place of
  * quire_select_scratch_bytes; attend takes none. 0 in a build without CUDA. */
 int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,

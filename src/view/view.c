@@ -565,15 +565,21 @@ const int32_t *quire_view_nonfinite(const struct quire_view *view, enum quire_pa
   return model == QUIRE_PART_TARGET ? view->target.nonfinite : view->draft.nonfinite;
 }
 
-void quire_view_quiesce(struct quire_view *view) {
+static void end_copies(struct quire_view *view) {
   if (view->copy_stream != NULL) {
     quire_event_sync(quire_stream_record(view->copy_stream));
   }
 }
 
+void quire_view_quiesce(struct quire_view *view) {
+  QUIRE_ASSERT(view->stream != NULL);
+  end_copies(view);
+  quire_event_sync(quire_stream_record(view->stream));
+}
+
 enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *error_out) {
   QUIRE_ASSERT(view->plan != NULL && view->links.collective != NULL);
-  quire_view_quiesce(view);
+  end_copies(view);
   enum quire_status status = quire_view_debug_end(view, error_out);
   quire_view_debug_foreign_write(view);
   if (status != QUIRE_OK || quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_SKIP_FENCE)) {

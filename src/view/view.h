@@ -180,7 +180,8 @@ const int32_t *quire_view_nonfinite(const struct quire_view *view, enum quire_pa
 /* Ends the step: waits for the rank's own copies, then for every rank. QUIRE_ERR_ABORTED, or QUIRE_ERR_RANK when
  * debugging found a fault. */
 enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *error_out);
-/* Waits for the rank's own copies alone: the end of a step that failed. After it nothing of the view reads the plan. */
+/* Waits for all that the rank has enqueued, and for no other rank: the end of a step that failed. After it nothing of the
+ * view reads the plan, nor reads or writes a page. */
 void quire_view_quiesce(struct quire_view *view);
 
 #ifdef __cplusplus

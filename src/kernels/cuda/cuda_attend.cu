@@ -31,6 +31,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "base/assert.h"
 #include "kernels/cuda/attend_ptx.cuh"
 
 #define HEADS 64         /* of a block */
@@ -875,6 +876,7 @@ bool quire_cuda_attend_can(const struct quire_attend *attend, const char **why_o
 }
 
 enum quire_status quire_cuda_attend(void *stream, const struct quire_attend *attend) {
+  QUIRE_ASSERT(quire_cuda_attend_can(attend, NULL) && attend->heads > 0);
   if (attend->rows.m == 0) {
     return QUIRE_OK;
   }

@@ -8,6 +8,10 @@
 #include "kernels/cuda/cuda_put_rows.h"
 #include "kernels/cuda/cuda_select.h"
 #include "kernels/kernels_cuda.h"
+#include "layout/carve.h"
+
+#define ROWS_FEW_MAX 4 /* rows of a source at most that select takes for few */
+#define BLANK_TOKENS 64
 
 static int32_t processors_of(int32_t device) {
   int processors = 0;
@@ -175,6 +179,121 @@ static const struct quire_kernels table = {
 };
 
 const struct quire_kernels *quire_kernels_cuda(void) { return &table; }
+
+/* -- loading ------------------------------------------------------------------------------------------------------ */
+
+/* One row's arrays, of zeros: a source without rows, an empty list. */
+struct blank {
+  struct quire_kv_source *source;
+  int32_t *source_of, *limit, *indices, *counts;
+  float *x, *lse; /* x: queries of all heads, and rows of a layer */
+  uint8_t *q_latent, *q_rope, *out;
+};
+
+static size_t lay_blank(const struct quire_kernels_cuda_load *load, uint8_t *base, struct blank *blank) {
+  struct quire_carve carve = {base, 0};
+  QUIRE_ASSERT(load->heads > 0 && load->index_heads > 0);
+  blank->source = quire_carve(&carve, 1, sizeof *blank->source);
+  blank->source_of = quire_carve(&carve, 1, sizeof(int32_t));
+  blank->limit = quire_carve(&carve, 1, sizeof(int32_t));
+  blank->counts = quire_carve(&carve, 1, sizeof(int32_t));
+  blank->indices = quire_carve(&carve, load->topk, sizeof(int32_t));
+  blank->x = quire_carve(&carve, load->index_heads, QUIRE_KV_DIM * sizeof(float));
+  blank->lse = quire_carve(&carve, load->heads, sizeof(float));
+  blank->q_latent = quire_carve(&carve, load->heads, QUIRE_LATENT_DIM * sizeof(uint16_t));
+  blank->q_rope = quire_carve(&carve, load->heads, QUIRE_ROPE_DIM * sizeof(uint16_t));
+  blank->out = quire_carve(&carve, load->heads, QUIRE_LATENT_DIM * sizeof(float));
+  return carve.used;
+}
+
+static struct quire_select select_of(const struct quire_kernels_cuda_load *load, const struct blank *blank,
+                                     const struct quire_parts *parts) {
+  QUIRE_ASSERT(load->topk > 0);
+  return (struct quire_select){
+      .rows = {blank->source, blank->source_of, blank->limit, 1, 0},
+      .part = parts->part[quire_parts_find(parts, QUIRE_PART_TARGET, QUIRE_PART_INDEX_KEY, 0)],
+      .q = blank->x,
+      .w = blank->x,
+      .indices_out = blank->indices,
+      .counts_out = blank->counts,
+      .scratch = load->scratch,
+      .format = load->format,
+      .heads = load->index_heads,
+      .topk = load->topk,
+      .limit_max = BLANK_TOKENS,
+  };
+}
+
+static struct quire_attend attend_of(const struct quire_kernels_cuda_load *load, const struct blank *blank,
+                                     const struct quire_parts *parts) {
+  QUIRE_ASSERT(load->topk > 0);
+  return (struct quire_attend){
+      .rows = {blank->source, blank->source_of, blank->limit, 1, 0},
+      .part = parts->part[quire_parts_find(parts, QUIRE_PART_TARGET, QUIRE_PART_LATENT, 0)],
+      .q_latent = blank->q_latent,
+      .q_rope = blank->q_rope,
+      .indices = blank->indices,
+      .counts = blank->counts,
+      .out = blank->out,
+      .lse = blank->lse,
+      .format = load->format,
+      .q_dtype = QUIRE_DTYPE_BF16,
+      .out_dtype = QUIRE_DTYPE_F32,
+      .heads = load->heads,
+      .topk = load->topk,
+      .scale = 1.0f,
+  };
+}
+
+/* Every kernel that rows of this format take: select has one for each number of rows a source that is few. */
+static void run_blank(struct quire_stream *stream, const struct quire_kernels_cuda_load *load,
+                      const struct blank *blank, const struct quire_parts *parts) {
+  struct quire_select select = select_of(load, blank, parts);
+  struct quire_quantise_latent latent = {.latent = blank->x,
+                                         .rope = blank->x,
+                                         .out = blank->out,
+                                         .format = load->format,
+                                         .m = 1,
+                                         .latent_ld = QUIRE_KV_DIM,
+                                         .rope_ld = QUIRE_KV_DIM};
+  table.quantise_latent(stream, latent);
+  table.finite(stream, (struct quire_finite){blank->x, blank->counts, 1, QUIRE_KV_DIM, QUIRE_KV_DIM});
+  for (; select.source_rows <= ROWS_FEW_MAX; select.source_rows++) {
+    table.select(stream, select);
+  }
+  table.attend(stream, attend_of(load, blank, parts));
+}
+
+enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *load, struct quire_error *error_out) {
+  struct blank blank;
+  struct quire_parts parts;
+  struct quire_memory *memory = NULL;
+  struct quire_stream *stream = NULL;
+  size_t bytes = lay_blank(load, NULL, &blank);
+  bool built = quire_parts_build(&parts, load->format, BLANK_TOKENS, 1, NULL, 0);
+  QUIRE_ASSERT(built && quire_device_kind_of(load->device) == QUIRE_DEVICE_CUDA);
+  const struct quire_select select = select_of(load, &blank, &parts);
+  const struct quire_attend attend = attend_of(load, &blank, &parts);
+  const char *why = NULL;
+  if (!quire_cuda_select_can(&select, &why) || !quire_cuda_attend_can(&attend, &why)) {
+    return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "cuda", "%s", why);
+  }
+  enum quire_status status = quire_device_memory(load->device, bytes, &memory, error_out);
+  if (status != QUIRE_OK) {
+    return status;
+  }
+  status = quire_device_stream(load->device, QUIRE_STREAM_THREAD, NULL, 0, &stream, error_out);
+  if (status == QUIRE_OK) {
+    (void)lay_blank(load, quire_memory_base(memory), &blank);
+    quire_stream_fill(stream, quire_memory_base(memory), 0, bytes);
+    run_blank(stream, load, &blank, &parts);
+    quire_event_sync(quire_stream_record(stream));
+    status = quire_stream_check(stream, error_out);
+  }
+  quire_stream_destroy(stream);
+  quire_memory_destroy(memory);
+  return status;
+}
 
 int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,
                                   int32_t limit_max) {

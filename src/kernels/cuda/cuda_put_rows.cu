@@ -119,5 +119,5 @@ extern "C" enum quire_status quire_cuda_put_rows(void *stream, const struct quir
   }
   uint32_t blocks = (uint32_t)(((int64_t)put->m * PIECES + WARPS - 1) / WARPS);
   put_rows<<<blocks, WARPS * 32, 0, (cudaStream_t)stream>>>(*put);
-  return cudaGetLastError() == cudaSuccess ? QUIRE_OK : QUIRE_ERR_RANK;
+  return cudaPeekAtLastError() == cudaSuccess ? QUIRE_OK : QUIRE_ERR_RANK; /* whose words the stream keeps */
 }

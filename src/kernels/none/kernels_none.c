@@ -4,6 +4,11 @@
 
 const struct quire_kernels *quire_kernels_cuda(void) { return NULL; }
 
+enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *load, struct quire_error *error_out) {
+  QUIRE_ASSERT(load != NULL);
+  return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "cuda", "built without it");
+}
+
 int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,
                                   int32_t limit_max) {
   QUIRE_ASSERT(device != NULL && heads >= 0 && topk >= 0 && rows >= 0 && limit_max >= 0);

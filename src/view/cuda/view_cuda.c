@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "kernels/kernels_cuda.h"
 #include "layout/carve.h"
 #include "view/cuda/view_cuda_private.h"
 #include "view/view_internal.h"
@@ -126,6 +127,25 @@ static void cuda_close(struct quire_view *view) {
   }
 }
 
+/* All kernels of a step, so that its first one allocates nothing. */
+static enum quire_status load_kernels(const struct quire_view *view, struct quire_error *error_out) {
+  const struct quire_view_config *c = &view->config;
+  struct quire_kernels_cuda_load load = {
+      .device = c->device,
+      .scratch = view->select_scratch,
+      .format = c->parts->format,
+      .heads = c->heads,
+      .index_heads = c->index_heads,
+      .topk = c->topk,
+  };
+  enum quire_status status = quire_kernels_cuda_load(&load, error_out); /* makes the device current */
+  if (status == QUIRE_OK && quire_view_cuda_load() != 0) {
+    status = quire_error_set(error_out, QUIRE_ERR_RANK, "view", "GPU %d does not load the kernels of views",
+                             (int)quire_device_index(c->device));
+  }
+  return status;
+}
+
 static enum quire_status cuda_open(struct quire_view *view, struct quire_error *error_out) {
   struct quire_device *device = view->config.device;
   view->cuda = quire_env_zalloc(view->env, 1, sizeof *view->cuda);
@@ -141,10 +161,13 @@ static enum quire_status cuda_open(struct quire_view *view, struct quire_error *
     (void)lay_slab(view, quire_memory_base(view->cuda->slab));
     view->target.flags = view->cuda->flags;
     view->draft.flags = view->cuda->flags + view->config.rows_max;
+    status = load_kernels(view, error_out);
   }
   return status;
 }
 
+/* Of a launch into the native stream, which is not there once a stream has failed: then nothing is launched, for NULL would
+ * be the runtime's default stream. */
 static void launched(struct quire_stream *stream, int error) {
   if (error != 0) {
     quire_stream_fail(stream, error);
@@ -318,7 +341,10 @@ static void cuda_begin(struct quire_view *view) {
   cuda->sent = quire_stream_record(view->stream);
   quire_stream_fill(view->stream, cuda->flags, 0, (size_t)zeroed(view) * sizeof(int32_t));
   struct quire_view_cuda_commits commits = {cuda->device.commit, cuda->device.part, cuda->counts.commits, parts};
-  launched(view->stream, quire_view_cuda_commits(&commits, quire_stream_native(view->stream)));
+  void *native = quire_stream_native(view->stream);
+  if (native != NULL) {
+    launched(view->stream, quire_view_cuda_commits(&commits, native));
+  }
 }
 
 /* -- verbs ------------------------------------------------------------------------------------------------------ */
@@ -358,7 +384,10 @@ static const struct quire_kv_source *cuda_sources(struct quire_view *view, int32
     args.row_bytes[i] = p->piece[i].row_bytes;
     args.ring[i] = view->part_offset[part] + (i > 0 ? (int64_t)p->piece[0].row_bytes * c->local_rows : 0);
   }
-  launched(view->stream, quire_view_cuda_sources(&args, quire_stream_native(view->stream)));
+  void *native = quire_stream_native(view->stream);
+  if (native != NULL) {
+    launched(view->stream, quire_view_cuda_sources(&args, native));
+  }
   return args.sources_out;
 }
 
@@ -404,7 +433,10 @@ static void cuda_gather(struct quire_view *view, int32_t flat) {
       args.claims = NULL;
     }
   }
-  launched(view->copy_stream, quire_view_cuda_gather(&args, quire_stream_native(view->copy_stream)));
+  void *native = quire_stream_native(view->copy_stream);
+  if (native != NULL) {
+    launched(view->copy_stream, quire_view_cuda_gather(&args, native));
+  }
 }
 
 /* Fills in the arrays of one part that a put writes. */
@@ -441,7 +473,10 @@ static void cuda_put(const struct quire_view_put_job *job) {
   if (job->key_part != QUIRE_PART_NONE) {
     put_part(view, job->key_part, &args);
   }
-  launched(view->stream, quire_view_cuda_put(&args, quire_stream_native(view->stream)));
+  void *native = quire_stream_native(view->stream);
+  if (native != NULL) {
+    launched(view->stream, quire_view_cuda_put(&args, native));
+  }
 }
 
 static enum quire_status cuda_end(struct quire_view *view, struct quire_error *error_out) {

@@ -147,6 +147,9 @@ struct quire_view_cuda_commits {
   int32_t commits, parts;
 };
 
+/* Loads the kernels of the four launches to the current device, so that no step does; 0, or the runtime's error. */
+int quire_view_cuda_load(void);
+
 /* Launches on a cudaStream_t of the current device; 0, or the runtime's error. */
 int quire_view_cuda_sources(const struct quire_view_cuda_sources *args, void *stream);
 int quire_view_cuda_gather(const struct quire_view_cuda_gather *args, void *stream);

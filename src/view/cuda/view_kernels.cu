@@ -131,6 +131,18 @@ static __global__ void __launch_bounds__(THREADS) commits_kernel(const __grid_co
   }
 }
 
+/* Asking for a kernel's attributes loads it. */
+int quire_view_cuda_load(void) {
+  struct cudaFuncAttributes attributes;
+  const void *const kernels[] = {(const void *)sources_kernel, (const void *)put_kernel, (const void *)commits_kernel,
+                                 (const void *)quire_scatter_large_kernel<struct gather_pieces>};
+  cudaError_t error = cudaSuccess;
+  for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && error == cudaSuccess; i++) {
+    error = cudaFuncGetAttributes(&attributes, kernels[i]);
+  }
+  return (int)error;
+}
+
 int quire_view_cuda_sources(const struct quire_view_cuda_sources *args, void *stream) {
   int32_t n = args->pointers > args->entries ? args->pointers : args->entries;
   if (n > 0) {

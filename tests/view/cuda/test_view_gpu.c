@@ -4,12 +4,15 @@
  * streams that run at once and streams with delays and poison, exchanged by peer and by NCCL. Compared by position with
  * one rank: stored rows of every part, selected lists, attention outputs and their log-sum-exp. Stored rows are also
  * compared with the CPU's. Pages start as NaN, and those that nobody wrote must stay so. */
+#include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -48,6 +51,9 @@ static const quire_page tables[REQUESTS][REQUEST_PAGES] = {
     {{20}, {31}, {33}, {2}, {9}, {0}, {16}, {17}, {18}, {30}},
 };
 
+/* From page to page, so that pages lie beyond 2 and 4 GiB. */
+#define FAR ((int64_t)160 << 20)
+
 static uint64_t seed_of_run;
 static int32_t gpus;
 static bool small; /* QUIRE_TEST_SMALL: under a sanitizer, which is slow */
@@ -62,6 +68,7 @@ struct way {
   enum quire_stream_mode streams;
   int32_t ranks;
   int32_t chunk;
+  int64_t far; /* bytes from page to page, the parts of a page side by side; 0: an array of pages for each part */
 };
 
 /* What a run gives, by position. */
@@ -341,22 +348,22 @@ static void open_rank(struct run *run, int32_t r) {
       quire_device_stream(rank->device, cuda ? mode : QUIRE_STREAM_THREAD, NULL, 5, &rank->copy_stream, NULL),
       QUIRE_OK);
   for (int32_t p = 0; p < run->parts.count; p++) {
-    offset[p] = bytes;
+    offset[p] = bytes / (run->way.far > 0 ? POOL : 1);
     bytes += (size_t)POOL * (size_t)run->parts.part[p].page_bytes;
   }
-  assert_int_equal(quire_device_memory(rank->device, bytes, &rank->pages, NULL), QUIRE_OK);
+  size_t pages = run->way.far > 0 ? (size_t)POOL * (size_t)run->way.far : bytes;
+  assert_int_equal(quire_device_memory(rank->device, pages, &rank->pages, NULL), QUIRE_OK);
   assert_int_equal(quire_device_memory(rank->device, inputs, &rank->inputs, NULL), QUIRE_OK);
   assert_int_equal(quire_device_host(rank->device, inputs > bytes ? inputs : bytes, &rank->slab, NULL), QUIRE_OK);
   for (int32_t p = 0; p < run->parts.count; p++) {
-    rank->parts[p] = (struct quire_peer_part){(uint8_t *)quire_memory_base(rank->pages) + offset[p],
-                                              run->parts.part[p].page_bytes, POOL};
+    int64_t stride = run->way.far > 0 ? run->way.far : run->parts.part[p].page_bytes;
+    rank->parts[p] = (struct quire_peer_part){(uint8_t *)quire_memory_base(rank->pages) + offset[p], stride, POOL};
   }
   run->peers.rank[r] = (struct quire_peer){rank->parts, rank->written, run->parts.count, POOL};
 }
 
-static void open_view(struct run *run, int32_t r) {
-  struct rank *rank = &run->rank[r];
-  struct quire_view_config config = {
+static struct quire_view_config config_of(const struct run *run, int32_t r) {
+  return (struct quire_view_config){
       .geometry = run->geometry,
       .parts = &run->parts,
       .mode = run->way.mode,
@@ -371,9 +378,14 @@ static void open_view(struct run *run, int32_t r) {
       .topk = TOPK,
       .heads = HEADS,
       .index_heads = INDEX_HEADS,
-      .device = run->way.device == QUIRE_DEVICE_CUDA ? rank->device : NULL,
+      .device = run->way.device == QUIRE_DEVICE_CUDA ? run->rank[r].device : NULL,
       .threads = 1,
   };
+}
+
+static void open_view(struct run *run, int32_t r) {
+  struct rank *rank = &run->rank[r];
+  struct quire_view_config config = config_of(run, r);
   struct quire_view_links links = {run->kernels, run->collective, &run->peers, run->views};
   struct quire_error error = {0};
   if (quire_view_create(quire_env_default(), &config, &links, &rank->view, &error) != QUIRE_OK) {
@@ -408,6 +420,12 @@ static void open_run(struct run *run, struct way way) {
     open_view(run, r);
   }
   run->plan = calloc(1, (size_t)quire_step_plan_bytes(&limits));
+  for (int32_t request = 0; request < REQUESTS; request++) {
+    for (int32_t p = 0; p < PARTS; p++) {
+      run->outcome.stored[request][p] = malloc((size_t)LENGTH_MAX * (size_t)run->parts.part[p].row_bytes);
+      assert_non_null(run->outcome.stored[request][p]);
+    }
+  }
   size_t rows = (size_t)REQUESTS * LAYERS * LENGTH_MAX;
   run->outcome.lists = calloc(rows * TOPK, sizeof(int32_t));
   run->outcome.out = calloc(rows, sizeof(struct quire_hash128));
@@ -415,31 +433,41 @@ static void open_run(struct run *run, struct way way) {
   assert_true(run->plan != NULL && run->outcome.lists != NULL && run->outcome.out != NULL && run->outcome.lse != NULL);
 }
 
-/* Brings a rank's pages to the slab and takes the rows of positions that it stores. */
-static void take_stored(struct run *run, int32_t r) {
-  struct rank *rank = &run->rank[r];
-  size_t bytes = quire_memory_bytes(rank->pages);
-  quire_stream_copy(rank->stream, quire_memory_base(rank->slab), quire_memory_base(rank->pages), bytes);
-  quire_event_sync(quire_stream_record(rank->stream));
+/* The rows of a part that a rank stores, from its pages in the slab. */
+static void take_part(struct run *run, int32_t r, int32_t p, const uint8_t *base) {
+  const struct quire_part *part = &run->parts.part[p];
   for (int32_t request = 0; request < REQUESTS; request++) {
-    for (int32_t p = 0; p < PARTS; p++) {
-      const struct quire_part *part = &run->parts.part[p];
-      const uint8_t *base =
-          (uint8_t *)quire_memory_base(rank->slab) + (rank->parts[p].base - (uint8_t *)quire_memory_base(rank->pages));
-      for (int32_t position = 0; position < LENGTH_MAX; position++) {
-        quire_page page = tables[request][position / PAGE];
-        if (!quire_page_stored_by(&run->geometry, page, (quire_rank_id){r})) {
-          continue;
-        }
-        uint8_t *row = run->outcome.stored[request][p] + (size_t)position * (size_t)part->row_bytes;
-        const uint8_t *at = base + (int64_t)quire_page_local(&run->geometry, page).v * part->page_bytes;
-        for (int32_t k = 0; k < part->pieces; k++) {
-          const struct quire_piece *piece = &part->piece[k];
-          memcpy(row, at + piece->offset + (int64_t)(position % PAGE) * piece->row_bytes, (size_t)piece->row_bytes);
-          row += piece->row_bytes;
-        }
+    for (int32_t position = 0; position < LENGTH_MAX; position++) {
+      quire_page page = tables[request][position / PAGE];
+      if (!quire_page_stored_by(&run->geometry, page, (quire_rank_id){r})) {
+        continue;
+      }
+      uint8_t *row = run->outcome.stored[request][p] + (size_t)position * (size_t)part->row_bytes;
+      const uint8_t *at = base + (int64_t)quire_page_local(&run->geometry, page).v * part->page_bytes;
+      for (int32_t k = 0; k < part->pieces; k++) {
+        const struct quire_piece *piece = &part->piece[k];
+        memcpy(row, at + piece->offset + (int64_t)(position % PAGE) * piece->row_bytes, (size_t)piece->row_bytes);
+        row += piece->row_bytes;
       }
     }
+  }
+}
+
+/* Brings a rank's pages to the slab, by a stream that works, and takes what it stores. */
+static void take_stored(struct run *run, int32_t r, struct quire_stream *stream) {
+  struct rank *rank = &run->rank[r];
+  uint8_t *slab = quire_memory_base(rank->slab), *at = slab;
+  for (int32_t p = 0; p < PARTS; p++) {
+    size_t bytes = (size_t)run->parts.part[p].page_bytes;
+    for (int32_t i = 0; i < POOL; i++, at += bytes) {
+      quire_stream_copy(stream, at, rank->parts[p].base + i * rank->parts[p].page_stride, bytes);
+    }
+  }
+  quire_event_sync(quire_stream_record(stream));
+  at = slab;
+  for (int32_t p = 0; p < PARTS; p++) {
+    take_part(run, r, p, at);
+    at += (size_t)POOL * (size_t)run->parts.part[p].page_bytes;
   }
 }
 
@@ -481,11 +509,24 @@ static void step_of(struct run *run, const int32_t *ends) {
   run_step(run);
 }
 
+/* Of all GPUs of the run. */
+static size_t free_bytes(void) {
+  size_t sum = 0;
+  for (int32_t i = 0; i < gpus; i++) {
+    size_t left = 0, total = 0;
+    assert_int_equal(cudaSetDevice(i), cudaSuccess);
+    assert_int_equal(cudaMemGetInfo(&left, &total), cudaSuccess);
+    sum += left;
+  }
+  return sum;
+}
+
 /* Prefill in chunks that begin and end within pages, five decode steps over a page border, and the last commit. */
 static struct outcome run_way(struct way way) {
   const int32_t lengths[REQUESTS] = {small ? 190 : 446, small ? 70 : 190};
   static struct run run;
   open_run(&run, way);
+  size_t reserved = way.device == QUIRE_DEVICE_CUDA ? free_bytes() : 0;
   for (int32_t done = 0; done < lengths[0];) {
     done += way.chunk;
     int32_t ends[REQUESTS];
@@ -497,14 +538,11 @@ static struct outcome run_way(struct way way) {
   for (int i = 0; i < 5; i++) {
     step_of(&run, NULL);
   }
-  for (int32_t request = 0; request < REQUESTS; request++) {
-    for (int32_t p = 0; p < PARTS; p++) {
-      run.outcome.stored[request][p] = malloc((size_t)LENGTH_MAX * (size_t)run.parts.part[p].row_bytes);
-      assert_non_null(run.outcome.stored[request][p]);
-    }
+  if (way.device == QUIRE_DEVICE_CUDA && strcmp(way.collective, "nccl") != 0 && !small) {
+    assert_int_equal(free_bytes(), reserved);
   }
   for (int32_t r = 0; r < way.ranks; r++) {
-    take_stored(&run, r);
+    take_stored(&run, r, run.rank[r].stream);
   }
   close_run(&run);
   return run.outcome;
@@ -559,16 +597,18 @@ static void expect_sense(const struct outcome *o) {
 }
 
 static void all_ways(enum quire_kv_format format) {
-  const struct way cpu = {"cpu", "local", QUIRE_DEVICE_CPU, format, QUIRE_VIEW_PEER, QUIRE_STREAM_INLINE, 2, 200};
+  const struct way cpu = {"cpu", "local", QUIRE_DEVICE_CPU, format, QUIRE_VIEW_PEER, QUIRE_STREAM_INLINE, 2, 200, 0};
   const enum quire_device_kind gpu = QUIRE_DEVICE_CUDA;
-  const struct way one = {"one rank", "peer", gpu, format, QUIRE_VIEW_LOCAL, QUIRE_STREAM_THREAD, 1, 200};
+  const struct way one = {"one rank", "peer", gpu, format, QUIRE_VIEW_LOCAL, QUIRE_STREAM_THREAD, 1, 200, 0};
   const struct way ways[] = {
-      {"one rank, chunks of 77", "peer", gpu, format, QUIRE_VIEW_LOCAL, QUIRE_STREAM_DEFERRED, 1, 77},
-      {"peer, deferred, chunks of 100", "peer", gpu, format, QUIRE_VIEW_PEER, QUIRE_STREAM_DEFERRED, 2, 100},
-      {"peer", "peer", gpu, format, QUIRE_VIEW_PEER, QUIRE_STREAM_THREAD, 2, 200},
-      {"gather, deferred, chunks of 77", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_DEFERRED, 2, 77},
-      {"gather", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 200},
-      {"gather, nccl", "nccl", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 150},
+      {"one rank, chunks of 77", "peer", gpu, format, QUIRE_VIEW_LOCAL, QUIRE_STREAM_DEFERRED, 1, 77, 0},
+      {"peer, deferred, chunks of 100", "peer", gpu, format, QUIRE_VIEW_PEER, QUIRE_STREAM_DEFERRED, 2, 100, 0},
+      {"peer", "peer", gpu, format, QUIRE_VIEW_PEER, QUIRE_STREAM_THREAD, 2, 200, 0},
+      {"gather, deferred, chunks of 77", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_DEFERRED, 2, 77, 0},
+      {"gather", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 200, 0},
+      {"one rank, pages 160 MiB apart", "peer", gpu, format, QUIRE_VIEW_LOCAL, QUIRE_STREAM_THREAD, 1, 200, FAR},
+      {"gather, nccl", "nccl", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 150, 0},
+      {"gather, pages 320 MiB apart", "peer", gpu, format, QUIRE_VIEW_GATHER, QUIRE_STREAM_THREAD, 2, 200, 2 * FAR},
   };
   struct outcome want = run_way(one);
   expect_sense(&want);
@@ -576,7 +616,7 @@ static void all_ways(enum quire_kv_format format) {
   expect_same_stored(&cpu, &want, &host);
   free_outcome(&host);
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
-    if (small && i % 2 == 0) { /* leaves peer and gather, with delays */
+    if (small && (i % 2 == 0 || ways[i].far > 0)) { /* leaves peer and gather, with delays */
       continue;
     }
     if ((small || gpus < RANKS) && strcmp(ways[i].collective, "nccl") == 0) {
@@ -603,6 +643,99 @@ static void bf16_rows_are_the_same_bytes(void **state) {
   all_ways(QUIRE_KV_BF16);
 }
 
+/* -- streams that fail, steps that do ----------------------------------------------------------------------------- */
+
+/* Launches behind a failure reach no stream at all: what is stored stays, and the device works on. */
+static void a_failed_stream_writes_nothing_more(void **state) {
+  (void)state;
+  static struct run run;
+  const int32_t first[REQUESTS] = {200, 100}, second[REQUESTS] = {330, 170};
+  open_run(&run, (struct way){"one rank", "peer", QUIRE_DEVICE_CUDA, QUIRE_KV_FP8, QUIRE_VIEW_LOCAL,
+                              QUIRE_STREAM_THREAD, 1, 200, 0});
+  struct rank *rank = &run.rank[0];
+  step_of(&run, first);
+  for (int i = 0; i < 3; i++) { /* from the second on with a commit, all alike */
+    step_of(&run, NULL);
+  }
+  quire_stream_fill(rank->copy_stream, quire_memory_base(rank->pages), 0xFF, quire_memory_bytes(rank->pages));
+  take_stored(&run, 0, rank->copy_stream);
+  struct outcome before = run.outcome;
+  for (int32_t request = 0; request < REQUESTS; request++) {
+    for (int32_t p = 0; p < PARTS; p++) {
+      run.outcome.stored[request][p] = malloc((size_t)LENGTH_MAX * (size_t)run.parts.part[p].row_bytes);
+      assert_non_null(run.outcome.stored[request][p]);
+    }
+  }
+  quire_stream_fail(rank->stream, (int)cudaErrorInvalidConfiguration);
+  quire_step_plan_reset(run.plan, ++run.epoch, 1, QUIRE_SPLIT_ZIGZAG);
+  decode_entries(&run); /* with a commit */
+  (void)run_rank(rank);
+  assert_int_equal(rank->status, QUIRE_ERR_RANK);
+  quire_step_plan_reset(run.plan, ++run.epoch, 1, QUIRE_SPLIT_ZIGZAG);
+  prefill_entries(&run, second);
+  (void)run_rank(rank);
+  assert_int_equal(rank->status, QUIRE_ERR_RANK);
+  assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+  take_stored(&run, 0, rank->copy_stream);
+  assert_int_equal(quire_stream_check(rank->copy_stream, NULL), QUIRE_OK);
+  for (int32_t request = 0; request < REQUESTS; request++) {
+    for (int32_t p = 0; p < PARTS; p++) {
+      size_t bytes = (size_t)LENGTH_MAX * (size_t)run.parts.part[p].row_bytes;
+      assert_memory_equal(run.outcome.stored[request][p], before.stored[request][p], bytes);
+      free(before.stored[request][p]);
+    }
+  }
+  close_run(&run);
+  free_outcome(&run.outcome);
+}
+
+/* What no kernel takes is refused when the view is made, with the reason. */
+static void rows_of_f32_are_refused(void **state) {
+  (void)state;
+  static struct run run;
+  struct quire_parts parts;
+  struct quire_view *view = NULL;
+  struct quire_error error = {0};
+  open_run(&run, (struct way){"one rank", "peer", QUIRE_DEVICE_CUDA, QUIRE_KV_FP8, QUIRE_VIEW_LOCAL,
+                              QUIRE_STREAM_THREAD, 1, 200, 0});
+  struct quire_view_links links = {run.kernels, run.collective, &run.peers, run.views};
+  struct quire_view_config config = config_of(&run, 0);
+  assert_true(quire_parts_build(&parts, QUIRE_KV_F32, PAGE, TARGET_LAYERS, NULL, 1));
+  config.parts = &parts;
+  assert_int_equal(quire_view_create(quire_env_default(), &config, &links, &view, &error), QUIRE_ERR_UNSUPPORTED);
+  assert_non_null(strstr(error.text, "f32"));
+  assert_null(view);
+  close_run(&run);
+  free_outcome(&run.outcome);
+}
+
+static void sleep_then_say(void *args, struct quire_team *team) {
+  (void)team;
+  struct timespec pause = {.tv_sec = 0, .tv_nsec = 30000000};
+  (void)nanosleep(&pause, NULL);
+  atomic_store(*(atomic_int **)args, 1);
+}
+
+/* A step that is given up leaves nothing under way: its pages may be another's at once. */
+static void quiesce_waits_for_all(void **state) {
+  (void)state;
+  static struct run run;
+  const int32_t ends[REQUESTS] = {200, 100};
+  atomic_int done = 0, *told = &done;
+  open_run(&run, (struct way){"one rank", "peer", QUIRE_DEVICE_CUDA, QUIRE_KV_FP8, QUIRE_VIEW_LOCAL,
+                              QUIRE_STREAM_THREAD, 1, 200, 0});
+  struct rank *rank = &run.rank[0];
+  quire_step_plan_reset(run.plan, ++run.epoch, 1, QUIRE_SPLIT_ZIGZAG);
+  prefill_entries(&run, ends);
+  assert_int_equal(quire_view_begin(rank->view, run.plan, NULL), QUIRE_OK);
+  assert_int_equal(run_layer(rank, 0), QUIRE_OK);
+  quire_stream_launch(rank->stream, sleep_then_say, &told, sizeof told);
+  quire_view_quiesce(rank->view);
+  assert_int_equal(done, 1);
+  close_run(&run);
+  free_outcome(&run.outcome);
+}
+
 int main(void) {
   struct quire_cuda_info info;
   test_needs_gpus(1);
@@ -616,6 +749,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(fp8_rows_are_the_same_bytes),
       cmocka_unit_test(bf16_rows_are_the_same_bytes),
+      cmocka_unit_test(a_failed_stream_writes_nothing_more),
+      cmocka_unit_test(rows_of_f32_are_refused),
+      cmocka_unit_test(quiesce_waits_for_all),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
