@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
+#include "collective/collective.h"
 #include "device/device_info.h"
 #include "layout/fingerprint.h"
 #include "quire/quire.h"
@@ -15,6 +16,15 @@ static void print_cuda(void) {
   printf("  cuda          %d x %s, %d multiprocessors, %.0f GiB; driver %d.%d, runtime %d.%d\n", cuda.devices,
          cuda.name, cuda.processors, (double)cuda.memory_bytes / (1 << 30), cuda.driver / 1000, cuda.driver % 1000 / 10,
          cuda.runtime / 1000, cuda.runtime % 1000 / 10);
+}
+
+static void print_nccl(void) {
+  struct quire_nccl_info nccl;
+  if (!quire_nccl_describe(&nccl)) {
+    printf("  nccl          no: %s\n", nccl.why);
+    return;
+  }
+  printf("  nccl          %d.%d.%d\n", nccl.version / 10000, nccl.version % 10000 / 100, nccl.version % 100);
 }
 
 static void print_machine(void) {
@@ -32,6 +42,7 @@ static void print_machine(void) {
     printf("  kernels       %-10s %s\n", quire_kernels_at(i)->name, can ? "yes" : why);
   }
   print_cuda();
+  print_nccl();
 }
 
 static void print_model(const struct cli_model *model) {

@@ -62,7 +62,7 @@ struct quire_collective;
 
 struct quire_collective_config {
   int32_t ranks;                                           /* 1 to QUIRE_COLLECTIVE_RANKS_MAX */
-  struct quire_device *device[QUIRE_COLLECTIVE_RANKS_MAX]; /* nccl: the GPU of each rank; outlive the group */
+  struct quire_device *device[QUIRE_COLLECTIVE_RANKS_MAX]; /* of each rank, or NULL; nccl: a GPU. Outlive the group */
   size_t exchange_bytes_max;                               /* nccl: of one rank's block */
 };
 
@@ -88,8 +88,17 @@ struct quire_collective_ops {
 /* Implementations by index, best first; NULL past the end. */
 const struct quire_collective_ops *quire_collective_ops_at(int index);
 
+/* The NCCL that `nccl` would open, for `quire info`. */
+struct quire_nccl_info {
+  int32_t version; /* 10,000 * major + 100 * minor + patch; 0: none */
+  char why[200];   /* version is 0: the loader's or our own words */
+};
+/* info_out->version != 0. Any thread. */
+bool quire_nccl_describe(struct quire_nccl_info *info_out);
+
 /* A group of config->ranks ranks of the named implementation. QUIRE_ERR_UNSUPPORTED for an unknown name, a library that is
- * not there or ranks without a GPU, QUIRE_ERR_ARGUMENT for a number out of bounds, QUIRE_ERR_MEMORY. */
+ * not there, ranks without a GPU (nccl), or devices that do not reach each other's memory (peer, where they are given);
+ * QUIRE_ERR_ARGUMENT for a number out of bounds, QUIRE_ERR_MEMORY. */
 enum quire_status quire_collective_create(const struct quire_env *env, const char *name,
                                           const struct quire_collective_config *config,
                                           struct quire_collective **collective_out, struct quire_error *error_out);
@@ -121,7 +130,8 @@ enum quire_status quire_collective_max_i32(struct quire_collective *collective, 
 void quire_collective_abort(struct quire_collective *collective, int32_t rank);
 /* True while poisoned; *rank_out (may be NULL) is who did it first. */
 bool quire_collective_aborted(const struct quire_collective *collective, int32_t *rank_out);
-/* Makes the group usable again, every rank at the same operation. QUIRE_ERR_STATE while a rank is inside. */
+/* Makes the group usable again, every rank at the same operation. QUIRE_ERR_STATE while a rank is inside, and for ever once
+ * a rank of nccl has failed in the middle of an operation: such a group can only be destroyed, which ends what waits. */
 enum quire_status quire_collective_reset(struct quire_collective *collective);
 
 #ifdef __cplusplus

@@ -7,8 +7,13 @@
  *
  *     receive buffer of a rank, SLOTS in turn:  | rank 0's block | rank 1's | ... |    each exchange_bytes_max, 256-aligned
  *
- * A buffer is read until the rank's own next exchange but one, and NCCL writes into it in the order of the rank's stream. */
+ * A buffer is read until the rank's own next exchange but one, and NCCL writes into it in the order of the rank's stream.
+ *
+ * A rank that fails behind the meeting leaves the others' streams in a kernel that waits for it. Only NCCL can end that: the
+ * group is broken, cannot be reset, and its destruction aborts what is under way instead of waiting for it. */
 #include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
@@ -21,8 +26,10 @@
 
 struct nccl_library {
   void *handle;
+  int (*version)(int *version_out);
   int (*init_all)(void **comms, int count, const int *devices);
   int (*destroy)(void *comm);
+  int (*abort)(void *comm);
   int (*all_gather)(const void *send, void *receive, size_t count, int type, void *comm, void *stream);
   int (*send)(const void *send, size_t count, int type, int peer, void *comm, void *stream);
   int (*receive)(void *receive, size_t count, int type, int peer, void *comm, void *stream);
@@ -41,6 +48,7 @@ struct nccl {
   struct quire_block block[QUIRE_COLLECTIVE_RANKS_MAX][SLOTS][QUIRE_COLLECTIVE_RANKS_MAX]; /* shown to a rank */
   size_t stride;
   struct quire_collective_config config;
+  atomic_bool broken; /* a rank failed behind the meeting */
 };
 
 static struct nccl *nccl_of(struct quire_collective *collective) {
@@ -53,7 +61,8 @@ static enum quire_status open_library(struct nccl_library *library, struct quire
     const char *name;
     void *slot;
   } const wanted[] = {
-      {"ncclCommInitAll", &library->init_all}, {"ncclCommDestroy", &library->destroy},
+      {"ncclGetVersion", &library->version},   {"ncclCommInitAll", &library->init_all},
+      {"ncclCommDestroy", &library->destroy},  {"ncclCommAbort", &library->abort},
       {"ncclAllGather", &library->all_gather}, {"ncclSend", &library->send},
       {"ncclRecv", &library->receive},         {"ncclGroupStart", &library->group_start},
       {"ncclGroupEnd", &library->group_end},   {"ncclGetErrorString", &library->error_text},
@@ -72,11 +81,30 @@ static enum quire_status open_library(struct nccl_library *library, struct quire
   return QUIRE_OK;
 }
 
+bool quire_nccl_describe(struct quire_nccl_info *info_out) {
+  struct nccl_library library = {0};
+  struct quire_error error = {0};
+  int version = 0;
+  QUIRE_ASSERT(info_out != NULL);
+  memset(info_out, 0, sizeof *info_out);
+  if (open_library(&library, &error) != QUIRE_OK) {
+    (void)snprintf(info_out->why, sizeof info_out->why, "%.199s", error.text);
+  } else if (library.version(&version) != NCCL_SUCCESS || version <= 0) {
+    (void)snprintf(info_out->why, sizeof info_out->why, "libnccl.so.2 does not say its version");
+  } else {
+    info_out->version = (int32_t)version;
+  }
+  if (library.handle != NULL) {
+    (void)dlclose(library.handle);
+  }
+  return info_out->version != 0;
+}
+
 static void nccl_destroy(struct quire_collective *collective) {
   struct nccl *nccl = nccl_of(collective);
   for (int32_t r = 0; r < collective->ranks; r++) {
     if (nccl->comm[r] != NULL) {
-      (void)nccl->library.destroy(nccl->comm[r]);
+      (void)(atomic_load(&nccl->broken) ? nccl->library.abort : nccl->library.destroy)(nccl->comm[r]);
     }
     quire_memory_destroy(nccl->buffer[r]);
   }
@@ -113,6 +141,10 @@ static enum quire_status nccl_create(const struct quire_env *env, const struct q
       return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "nccl", "rank %d is not a GPU", (int)r);
     }
   }
+  if (config->exchange_bytes_max > SIZE_MAX / (2 * QUIRE_COLLECTIVE_RANKS_MAX * SLOTS)) {
+    return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "nccl", "blocks of %zu bytes are too large",
+                           config->exchange_bytes_max);
+  }
   struct nccl *nccl = quire_env_zalloc(env, 1, sizeof *nccl);
   if (nccl == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "nccl", "no memory for a group of %d ranks",
@@ -142,9 +174,8 @@ static void nccl_attach(struct quire_collective *collective, int32_t rank, struc
 }
 
 /* Enqueues the movement of all blocks into `receive`, [ranks] of stride bytes. */
-static int gather(struct nccl *nccl, int32_t rank, const struct quire_block *blocks, uint8_t *receive) {
+static int gather(struct nccl *nccl, int32_t rank, const struct quire_block *blocks, uint8_t *receive, void *stream) {
   const struct nccl_library *library = &nccl->library;
-  void *stream = quire_stream_native(nccl->meeting.member[rank].stream);
   void *comm = nccl->comm[rank];
   size_t mine = blocks[rank].bytes;
   int result = library->group_start();
@@ -161,14 +192,19 @@ static int gather(struct nccl *nccl, int32_t rank, const struct quire_block *blo
 }
 
 /* A device that fails is the rank's fault: the others are woken. */
-static enum quire_status answer(struct nccl *nccl, int32_t rank, int result) {
-  if (result != NCCL_SUCCESS) {
-    quire_env_log(nccl->env, QUIRE_LOG_ERROR, "nccl: rank %d: %s", (int)rank, nccl->library.error_text(result));
-    quire_meeting_abort(&nccl->meeting, rank);
-    return QUIRE_ERR_ABORTED;
-  }
-  return QUIRE_OK;
+static enum quire_status give_up(struct nccl *nccl, int32_t rank, const char *why) {
+  QUIRE_ASSERT(why != NULL);
+  quire_env_log(nccl->env, QUIRE_LOG_ERROR, "nccl: rank %d: %s", (int)rank, why);
+  atomic_store(&nccl->broken, true);
+  quire_meeting_abort(&nccl->meeting, rank);
+  return QUIRE_ERR_ABORTED;
 }
+
+static enum quire_status answer(struct nccl *nccl, int32_t rank, int result) {
+  return result == NCCL_SUCCESS ? QUIRE_OK : give_up(nccl, rank, nccl->library.error_text(result));
+}
+
+static const char stream_failed[] = "its stream has failed";
 
 static enum quire_status nccl_exchange(struct quire_collective *collective, int32_t rank, const void *mine,
                                        size_t bytes, const struct quire_block **blocks_out) {
@@ -185,7 +221,9 @@ static enum quire_status nccl_exchange(struct quire_collective *collective, int3
   }
   uint8_t *receive =
       (uint8_t *)quire_memory_base(nccl->buffer[rank]) + (size_t)slot * nccl->stride * (size_t)collective->ranks;
-  status = answer(nccl, rank, gather(nccl, rank, offered, receive));
+  void *stream = quire_stream_native(member->stream);
+  status = stream == NULL ? give_up(nccl, rank, stream_failed)
+                          : answer(nccl, rank, gather(nccl, rank, offered, receive, stream));
   if (status == QUIRE_OK) {
     struct quire_block *shown = nccl->block[rank][slot];
     for (int32_t r = 0; r < collective->ranks; r++) {
@@ -200,13 +238,14 @@ static enum quire_status nccl_exchange(struct quire_collective *collective, int3
 /* Hosts meet, then a byte from everyone to everyone holds back each stream until all have come this far. */
 static enum quire_status order_streams(struct nccl *nccl, int32_t rank) {
   const struct nccl_library *library = &nccl->library;
-  struct quire_stream *stream = nccl->meeting.member[rank].stream;
-  QUIRE_ASSERT(stream != NULL);
+  QUIRE_ASSERT(nccl->meeting.member[rank].stream != NULL);
+  void *stream = quire_stream_native(nccl->meeting.member[rank].stream);
+  if (stream == NULL) {
+    return give_up(nccl, rank, stream_failed);
+  }
   uint8_t *scratch = (uint8_t *)quire_memory_base(nccl->buffer[rank]) +
                      nccl->stride * (size_t)nccl->front.ranks * SLOTS - ALIGN; /* behind every block */
-  return answer(
-      nccl, rank,
-      library->all_gather(scratch + ALIGN - 1, scratch, 1, NCCL_UINT8, nccl->comm[rank], quire_stream_native(stream)));
+  return answer(nccl, rank, library->all_gather(scratch + ALIGN - 1, scratch, 1, NCCL_UINT8, nccl->comm[rank], stream));
 }
 
 static enum quire_status nccl_fence(struct quire_collective *collective, int32_t rank) {
@@ -241,7 +280,8 @@ static bool nccl_aborted(const struct quire_collective *collective, int32_t *ran
 }
 
 static enum quire_status nccl_reset(struct quire_collective *collective) {
-  return quire_meeting_reset(&nccl_of(collective)->meeting);
+  struct nccl *nccl = nccl_of(collective);
+  return atomic_load(&nccl->broken) ? QUIRE_ERR_STATE : quire_meeting_reset(&nccl->meeting);
 }
 
 const struct quire_collective_ops quire_collective_nccl_ops = {

@@ -23,6 +23,15 @@ static struct peer *peer_of(struct quire_collective *collective) {
 static enum quire_status peer_create(const struct quire_env *env, const struct quire_collective_config *config,
                                      struct quire_collective **collective_out, struct quire_error *error_out) {
   QUIRE_ASSERT(env != NULL && config->ranks >= 1 && collective_out != NULL);
+  for (int32_t i = 0; i < config->ranks * config->ranks; i++) {
+    int32_t reader = i / config->ranks, owner = i % config->ranks;
+    if (config->device[reader] != NULL && config->device[owner] != NULL &&
+        !quire_device_reaches(config->device[reader], config->device[owner])) {
+      return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "collective",
+                             "the device of rank %d does not reach the memory of rank %d's; choose nccl", (int)reader,
+                             (int)owner);
+    }
+  }
   struct peer *peer = quire_env_zalloc(env, 1, sizeof *peer);
   if (peer == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "collective", "no memory for a group of %d ranks",

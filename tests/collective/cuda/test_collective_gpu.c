@@ -18,7 +18,7 @@
 #include "support/gpu.h"
 #include "support/seed.h"
 
-enum { RANKS = 2, OPS = 120, BLOCK_MAX = 40000, ABORT_AT = 37 };
+enum { RANKS = 2, OPS = 120, BLOCK_MAX = 40000, ABORT_AT = 37, REFUSED = 9 /* cudaErrorInvalidConfiguration */ };
 
 static uint64_t seed_of_run;
 static int32_t gpus;
@@ -28,6 +28,7 @@ struct group {
   const char *name;
   enum quire_stream_mode mode;
   bool aborts;
+  bool fails; /* rank 1's stream does, in the middle of an operation */
   struct quire_collective *collective;
   struct quire_device *device[RANKS];
 };
@@ -85,14 +86,19 @@ static void *rank_main(void *context) {
     if (group->aborts && op == ABORT_AT && member->rank == 1) {
       quire_collective_abort(group->collective, 1);
     }
+    if (group->fails && op == ABORT_AT && member->rank == 1) {
+      quire_stream_fail(member->stream, REFUSED);
+    }
     enum quire_status status = run_op(member, op, &exchanges);
     if (status != QUIRE_OK) {
-      member->faults += status != QUIRE_ERR_ABORTED || !group->aborts;
+      member->faults += status != QUIRE_ERR_ABORTED || !(group->aborts || group->fails);
       break;
     }
     member->completed++;
   }
-  quire_event_sync(quire_stream_record(member->stream));
+  if (!group->fails) { /* else only the end of the group ends what waits */
+    quire_event_sync(quire_stream_record(member->stream));
+  }
   return NULL;
 }
 
@@ -145,7 +151,13 @@ static void run_group(struct group *group) {
   for (int32_t r = 0; r < RANKS; r++) {
     assert_int_equal(pthread_join(threads[r], NULL), 0);
   }
-  for (int32_t r = 0; r < RANKS; r++) {
+  for (int32_t r = 0; r < RANKS && group->fails; r++) {
+    int32_t completed = members[r].completed;
+    assert_int_equal(members[r].faults, 0);
+    assert_true(completed == ABORT_AT || (r == 0 && completed == ABORT_AT + 1));
+    assert_int_equal(quire_collective_reset(group->collective), QUIRE_ERR_STATE);
+  }
+  for (int32_t r = 0; r < RANKS && !group->fails; r++) {
     assert_int_equal(members[r].faults, 0);
     assert_int_equal(members[r].completed, group->aborts ? ABORT_AT : ops);
     assert_int_equal(wrong_bytes(&members[r]), 0);
@@ -181,6 +193,32 @@ static void nccl_exchanges_in_stream_order(void **state) {
   run_group(&(struct group){.name = "nccl", .mode = QUIRE_STREAM_THREAD});
   run_group(&(struct group){.name = "nccl", .mode = QUIRE_STREAM_DEFERRED});
   run_group(&(struct group){.name = "nccl", .mode = QUIRE_STREAM_THREAD, .aborts = true});
+  run_group(&(struct group){.name = "nccl", .mode = QUIRE_STREAM_THREAD, .fails = true});
+}
+
+/* What cannot be is refused when the group is made. */
+static void groups_that_cannot_be(void **state) {
+  (void)state;
+  struct quire_collective_config config = {.ranks = RANKS, .exchange_bytes_max = SIZE_MAX - 100};
+  struct quire_collective *collective = NULL;
+  struct quire_error error = {0};
+  for (int32_t r = 0; r < RANKS; r++) {
+    assert_int_equal(quire_device_open(quire_env_default(), QUIRE_DEVICE_CUDA, r % gpus, &config.device[r], NULL),
+                     QUIRE_OK);
+  }
+  assert_int_equal(quire_collective_create(quire_env_default(), "nccl", &config, &collective, &error),
+                   QUIRE_ERR_ARGUMENT);
+  quire_device_close(config.device[1]);
+  assert_int_equal(quire_device_open(quire_env_default(), QUIRE_DEVICE_CPU, 0, &config.device[1], NULL), QUIRE_OK);
+  assert_int_equal(quire_collective_create(quire_env_default(), "peer", &config, &collective, &error),
+                   QUIRE_ERR_UNSUPPORTED);
+  assert_non_null(strstr(error.text, "choose"));
+  assert_int_equal(quire_collective_create(quire_env_default(), "nccl", &config, &collective, &error),
+                   QUIRE_ERR_UNSUPPORTED);
+  assert_null(collective);
+  for (int32_t r = 0; r < RANKS; r++) {
+    quire_device_close(config.device[r]);
+  }
 }
 
 int main(void) {
@@ -196,6 +234,7 @@ int main(void) {
       cmocka_unit_test(peer_exchanges_in_stream_order),
       cmocka_unit_test(peer_aborts_alike),
       cmocka_unit_test(nccl_exchanges_in_stream_order),
+      cmocka_unit_test(groups_that_cannot_be),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
