@@ -18,6 +18,7 @@
 
 #include "cuda_check.h"
 #include "kernels/cuda/cuda_attend.h"
+#include "support/gpu.h"
 
 #define PAGE_TOKENS 64
 #define TOPK 2048
@@ -203,11 +204,7 @@ static void case_run(const struct shape *s) {
 }
 
 int main(int argc, char **argv) {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    printf("skipped: no CUDA device\n");
-    return 77;
-  }
+  test_needs_gpus(1);
   json = argc > 1 && argv[1][0] != 0 ? fopen(argv[1], "w") : NULL;
   only = argc > 2 ? argv[2] : "";
   for (int heads = 128; heads >= 64; heads -= 64) {

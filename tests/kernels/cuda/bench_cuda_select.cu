@@ -17,6 +17,7 @@
 #include "kernels/cuda/cuda_put_rows.h"
 #include "kernels/cuda/cuda_select.h"
 #include "kernels/number.h"
+#include "support/gpu.h"
 
 #define PAGE 8448
 #define HEADS_MAX 64
@@ -323,11 +324,7 @@ static void time_put_rows(enum quire_kv_format format, int m) {
 
 int main(int argc, char **argv) {
   struct cudaDeviceProp properties;
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    printf("skipped: no CUDA device\n");
-    return 77;
-  }
+  test_needs_gpus(1);
   json = argc > 1 && argv[1][0] != '\0' ? fopen(argv[1], "w") : NULL;
   only = argc > 2 ? argv[2] : "";
   CHECK(cudaGetDeviceProperties(&properties, 0));

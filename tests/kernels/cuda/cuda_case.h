@@ -6,21 +6,13 @@
 #include "cuda_check.h"
 #include "kernels/cuda/cuda_select.h"
 #include "kernels/kernel_oracle.h"
+#include "support/gpu.h"
 
 /* Ends the program as skipped, with the reason, where no Hopper GPU is. Returns its multiprocessors. */
 static inline int cuda_case_device(void) {
-  int count = 0;
   struct cudaDeviceProp properties;
-  cudaError_t result = cudaGetDeviceCount(&count);
-  if (result != cudaSuccess || count == 0) {
-    printf("skipped: no CUDA device: %s\n", cudaGetErrorString(result));
-    exit(77);
-  }
+  test_needs_gpus(1);
   CHECK(cudaGetDeviceProperties(&properties, 0));
-  if (properties.major != 9) {
-    printf("skipped: %s is not of compute capability 9\n", properties.name);
-    exit(77);
-  }
   return properties.multiProcessorCount;
 }
 
