@@ -17,7 +17,8 @@ if(QUIRE_CUDA)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
   # -fmad stays on: only what arithmetic.md fixes for the family sm90 is fixed, and kernels say fma where they mean it.
-  # The host half has no exceptions, so that C programs need no C++ runtime; nvcc's own stubs are not clean of -Wextra.
+  # The host half has no exceptions; of the C++ runtime nvcc's own stubs want the guards of static variables, and are not
+  # clean of -Wextra.
   target_compile_options(quire_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-march=x86-64-v3,-ffp-contract=off,-fno-exceptions,-fno-rtti,-Wall,-Werror>"
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
