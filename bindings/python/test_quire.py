@@ -1,10 +1,13 @@
 """The Python package against a library, given as the first argument: a cache's life, banks on Python's memory, and what
 happens to calls that make no sense."""
 
+import array
 import ctypes
+import gc
 import os
 import sys
 import unittest
+import weakref
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import quire  # noqa: E402
@@ -302,6 +305,44 @@ class BankTest(Case):
         bank.close()
         bank.close()
         self.fails(quire.STATE, bank.page, 0, 1)
+
+    def test_banks_that_are_forgotten(self):
+        """What other banks of the worker read stays as long as one of them can be reached; then all of it ends."""
+        banks, memory = [], []
+        for rank in range(2):
+            buffer = array.array("B", bytes(self.stride * 6 + 64))
+            start = -buffer.buffer_info()[0] % 64
+            banks.append(quire.Bank(self.layout, rank))
+            for part in range(self.layout.info.parts):
+                banks[rank].bind(part, buffer, self.stride, 6, start)
+                start += banks[rank].part_bytes[part]
+            memory.append(weakref.ref(buffer))
+        del buffer
+        quire.connect(banks)
+        with banks[1].page(0, 1) as view:
+            view[:] = bytes(range(256)) * (len(view) // 256)
+        handles = [bank.handle for bank in banks]
+        last = banks[0]
+        del banks, view
+        gc.collect()
+        self.assertIsNotNone(memory[1]())
+        copied = quire.execute([last], self.layout.command(quire.COPY, 1, target=0, op=1))
+        self.assertEqual(copied[0].status, quire.OK)
+        view = last.page(0, 0)
+        self.assertEqual(bytes(view[:256]), bytes(range(256)))
+        del last
+        gc.collect()
+        self.assertIsNotNone(memory[0]())  # somebody still looks at a page
+        del view
+        gc.collect()
+        self.assertEqual([one() for one in memory], [None, None])
+        for handle in handles:
+            self.assertEqual(quire._library().quire_kv_bank_drain(handle), quire.STATE)
+
+    def test_more_objects_than_handles(self):
+        for _ in range(2000):  # nobody closes them
+            quire.Cache(self.layout)
+            make_layout()
 
     def test_poison_comes_as_commands(self):
         quire.connect(self.banks)

@@ -12,7 +12,8 @@
     request.release()
 
 Every call that fails raises quire.Error, which carries the status. What each call means stands in the C headers; names are
-the same. Objects end with close() or a with block; using one afterwards raises, as releasing a request twice does.
+the same. Objects end with close() or a with block; using one afterwards raises, as releasing a request twice does. One
+that is forgotten instead ends when Python collects it, the banks of a worker together.
 
 The library is found by the variable QUIRE_LIBRARY, else by the system's loader. load(path) chooses one before the first
 object is made. Standard library only."""
@@ -282,16 +283,28 @@ def digest(data):
     return out
 
 
+def _forget(destroy, handle, _kept):
+    """Ends an object that nobody can reach any more; _kept, what it reads and writes, lives until it has."""
+    getattr(_library(), destroy)(handle)
+
+
 class _Object:
     _destroy = ""
 
     def __init__(self):
         self.handle = None
+        self._kept = []  # buffers that the object reads and writes
+
+    def _made(self, handle):
+        self.handle = handle.value
+        self._end = weakref.finalize(self, _forget, self._destroy, self.handle, self._kept)
+        self._end.atexit = False  # a view of a page may outlive it there; the process's end takes all
 
     def close(self):
         """Destroys the object. Again does nothing."""
         handle, self.handle = self.handle, None
         if handle is not None:
+            self._end.detach()
             _call(self._destroy, handle)
 
     def _live(self):
@@ -327,7 +340,7 @@ class Layout(_Object):
             options.owns_indexer = (c_uint8 * max(target_layers, 1))(*[int(bool(owns)) for owns in owns_indexer])
         handle = c_void_p()
         _call("quire_kv_layout_create", byref(options), byref(handle))
-        self.handle = handle.value
+        self._made(handle)
         self.info = LayoutInfo()
         _call("quire_kv_layout_info", self.handle, byref(self.info))
 
@@ -430,7 +443,7 @@ class Cache(_Object):
         )
         handle = c_void_p()
         _call("quire_kv_cache_create", layout._live(), byref(options), byref(handle))
-        self.handle = handle.value
+        self._made(handle)
 
     def match(self, tokens):
         """Number of whole pages of these tokens in the tree."""
@@ -495,10 +508,10 @@ class Bank(_Object):
         options = BankOptions(rank=rank, queue_commands=queue_commands, execution=0 if own_thread else 1)
         handle = c_void_p()
         _call("quire_kv_bank_create", layout._live(), byref(options), byref(handle))
-        self.handle = handle.value
+        self._made(handle)
         self.part_bytes = [part.page_bytes for part in layout.parts()]
-        self._kept = []  # what the bank reads and writes must not be collected
         self._views = weakref.WeakValueDictionary()  # pages that somebody looks at
+        self._peers = []  # the banks of a worker read each other's memory: they are reachable together or not at all
 
     def _address(self, buffer, offset, bytes_needed):
         if isinstance(buffer, int):
@@ -560,13 +573,16 @@ class Bank(_Object):
         if self.handle is not None and len(self._views) > 0:
             raise Error(STATE, "Bank", "page", "somebody still looks at a page: release the memoryview first")
         super().close()
-        self._kept = []
+        self._kept.clear()
+        self._peers = []
 
 
 def connect(banks):
     """Makes the banks of a worker, in the order of their ranks, known to each other."""
     handles = (c_void_p * max(len(banks), 1))(*[bank._live() for bank in banks])
     _call("quire_kv_bank_connect", handles, len(banks))
+    for bank in banks:
+        bank._peers = list(banks)
 
 
 def execute(banks, command):
