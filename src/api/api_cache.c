@@ -1,6 +1,6 @@
-/* The cache. A request's number carries its cache (16 bits that differ from one cache of the process to the next) and
- * its serial, and the last serial of each slot is kept here, so that a number that was released or is another cache's
- * is recognised before the cache, which trusts its callers, sees it.
+/* The cache. A request's number carries its cache (16 bits that no other cache alive has, and that come again only after
+ * all others had their turn) and its serial, and the last serial of each slot is kept here, so that a number that was
+ * released or is another cache's is recognised before the cache, which trusts its callers, sees it.
  *
  *     63        32 31        16 15      0
  *     |  serial   |   cache    |  slot  |
@@ -17,6 +17,7 @@
 #define REQUESTS_DEFAULT 64
 #define REQUESTS_MAX 65536
 #define REQUEST_PAGES_MAX 4194304
+#define NUMBERS (UINT16_MAX + 1)
 
 static_assert(sizeof(struct quire_kv_command) == sizeof(struct quire_command), "commands are passed as they are");
 static_assert(offsetof(struct quire_kv_command, kind) == offsetof(struct quire_command, kind) &&
@@ -54,7 +55,20 @@ struct cache_object {
   uint32_t *serials; /* [requests_max], 0 where no request is open */
 };
 
-static _Atomic uint32_t cache_number;
+static _Atomic uint32_t number_turn;
+static _Atomic bool number_taken[NUMBERS];
+
+static_assert(NUMBERS > QUIRE_KV_HANDLES_MAX, "no number is looked for in vain");
+
+/* For a cache that has a handle already, of which there are fewer than numbers. */
+static uint16_t take_number(void) {
+  for (;;) {
+    uint16_t number = (uint16_t)atomic_fetch_add_explicit(&number_turn, 1, memory_order_relaxed);
+    if (!atomic_exchange_explicit(&number_taken[number], true, memory_order_relaxed)) {
+      return number;
+    }
+  }
+}
 
 static struct cache_object *object_of(const struct quire_kv_cache *handle, enum quire_status *status_out,
                                       struct quire_error *error_out) {
@@ -144,7 +158,6 @@ static enum quire_status object_fill(struct cache_object *object, const struct q
   object->geometry = config->geometry;
   object->chain_kind = config->chain_kind;
   object->requests_max = config->requests_max;
-  object->number = (uint16_t)atomic_fetch_add_explicit(&cache_number, 1, memory_order_relaxed);
   object->serials = quire_env_zalloc(&object->env, (size_t)config->requests_max, sizeof *object->serials);
   if (object->serials == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "cache", "no memory for %d requests",
@@ -185,6 +198,7 @@ enum quire_status quire_kv_cache_create(struct quire_kv_layout *layout, const st
                               : quire_error_set(error_out, QUIRE_ERR_AGAIN, "cache", "all %d handles are in use",
                                                 QUIRE_KV_HANDLES_MAX);
   }
+  object->number = take_number();
   quire_api_handle_set(handle, QUIRE_API_CACHE, object);
   *cache_out = handle;
   return QUIRE_OK;
@@ -194,6 +208,7 @@ enum quire_status quire_kv_cache_destroy(struct quire_kv_cache *cache) {
   enum quire_status status = QUIRE_OK;
   struct cache_object *object = cache == NULL ? NULL : quire_api_handle_take(cache, QUIRE_API_CACHE, &status);
   if (object != NULL) {
+    atomic_store_explicit(&number_taken[object->number], false, memory_order_relaxed);
     object_free(object);
     quire_api_handle_free(cache);
   }

@@ -436,6 +436,26 @@ static void test_bad_reservations(void **state) {
   world_fini(&w);
 }
 
+/* However many caches came and went: two that are alive never take each other's requests for their own. */
+static void test_requests_of_many_caches(void **state) {
+  struct quire_kv_layout *layout = make_layout();
+  struct quire_kv_cache *old = make_cache(layout, 0);
+  const int32_t tokens[] = {1, 2, 3};
+  struct quire_kv_reserve reserve = reserve_of(tokens, 3, 0);
+  quire_kv_request first, other;
+  (void)state;
+  assert_int_equal(quire_kv_cache_reserve(old, &reserve, &first, NULL), QUIRE_OK);
+  for (int32_t i = 0; i < 65540; i++) {
+    struct quire_kv_cache *fresh = make_cache(layout, 0);
+    assert_int_equal(quire_kv_cache_reserve(fresh, &reserve, &other, NULL), QUIRE_OK);
+    assert_int_equal(quire_kv_cache_reset(fresh, first), QUIRE_ERR_NOT_FOUND);
+    assert_int_equal(quire_kv_cache_reset(old, other), QUIRE_ERR_NOT_FOUND);
+    assert_int_equal(quire_kv_cache_destroy(fresh), QUIRE_OK);
+  }
+  assert_int_equal(quire_kv_cache_destroy(old), QUIRE_OK);
+  assert_int_equal(quire_kv_layout_destroy(layout), QUIRE_OK);
+}
+
 static void no_request(struct world *w, quire_kv_request request) {
   struct quire_kv_reserve reserve = reserve_of(w->tokens, 5, 0);
   quire_kv_page page;
@@ -1008,6 +1028,7 @@ int main(void) {
       cmocka_unit_test(test_cache_options),
       cmocka_unit_test(test_bad_reservations),
       cmocka_unit_test(test_foreign_and_released_requests),
+      cmocka_unit_test(test_requests_of_many_caches),
       cmocka_unit_test(test_null_and_numbers_bank),
       cmocka_unit_test(test_bad_commands),
       cmocka_unit_test(test_acks),
