@@ -25,6 +25,8 @@ static const char *way_out(int code) {
   case ENOSPC:
   case EDQUOT:
     return "; make room on the disk";
+  case ENOMEM:
+    return "; raise the limit of address space (ulimit -v)";
   case EMFILE:
     return "; raise the limit of open files (ulimit -n)";
   default:
@@ -33,7 +35,9 @@ static const char *way_out(int code) {
 }
 
 static enum quire_status system_fault(struct quire_error *error_out, const char *path, const char *what, int code) {
-  enum quire_status status = code == ENOENT || code == ENOTDIR ? QUIRE_ERR_NOT_FOUND : QUIRE_ERR_IO;
+  enum quire_status status = code == ENOENT || code == ENOTDIR ? QUIRE_ERR_NOT_FOUND
+                             : code == ENOMEM                  ? QUIRE_ERR_MEMORY
+                                                               : QUIRE_ERR_IO;
   return quire_error_set(error_out, status, path, "cannot %s %s: %s%s", what, path, strerror(code), way_out(code));
 }
 
@@ -60,8 +64,8 @@ static enum quire_status open_regular(const char *path, int *fd_out, size_t *byt
 
 enum quire_status quire_file_map(const char *path, struct quire_mapping *mapping_out, struct quire_error *error_out) {
   QUIRE_ASSERT(path && mapping_out);
-  int fd;
-  size_t bytes;
+  int fd = -1;
+  size_t bytes = 0;
   enum quire_status status = open_regular(path, &fd, &bytes, error_out);
   if (status != QUIRE_OK) {
     return status;
@@ -117,8 +121,8 @@ static int read_fully(int fd, char *data, size_t bytes) {
 enum quire_status quire_file_read(const struct quire_env *env, const char *path, size_t limit,
                                   struct quire_file_text *text_out, struct quire_error *error_out) {
   QUIRE_ASSERT(path && text_out);
-  int fd;
-  size_t bytes;
+  int fd = -1;
+  size_t bytes = 0;
   enum quire_status status = open_regular(path, &fd, &bytes, error_out);
   if (status != QUIRE_OK) {
     return status;

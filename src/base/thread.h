@@ -16,6 +16,10 @@ extern "C" {
 /* False when the system has no thread to give (see ulimit -u). */
 bool quire_thread_start(pthread_t *thread_out, void *(*main)(void *context), void *context);
 
+/* As much stack for the process's first thread, which has what the shell allows, where kernels run on that one. False
+ * when the system allows less (see ulimit -Hs). */
+bool quire_thread_first_stack(void);
+
 #ifdef __cplusplus
 }
 #endif

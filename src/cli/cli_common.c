@@ -1,5 +1,6 @@
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/assert.h"
@@ -173,6 +174,10 @@ int cli_fail(const struct quire_error *error) {
     fprintf(stderr, "quire: %s: %s\n", error->where, error->text);
   } else {
     fprintf(stderr, "quire: %s\n", error->text);
+  }
+  struct rlimit space;
+  if (error->status == QUIRE_ERR_MEMORY && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+    fprintf(stderr, "quire: a process may have %.1f MB here; ulimit -v raises that\n", (double)space.rlim_cur * 1e-6);
   }
   enum quire_damage damage = quire_status_damage(error->status);
   bool input = damage == QUIRE_DAMAGE_CALL || damage == QUIRE_DAMAGE_REQUEST || error->status == QUIRE_ERR_CORRUPT ||

@@ -23,7 +23,7 @@ struct quire_device_info {
   int32_t cores;           /* processors this process may run on: affinity, then the group's quota rounded up; >= 1 */
   int32_t cores_online;    /* processors of the machine */
   int32_t numa_nodes;      /* >= 1 */
-  int64_t memory_bytes;    /* of the machine, or of the group where that is less */
+  int64_t memory_bytes;    /* of the machine, or what group or process (ulimit -v) may have where that is less */
   int64_t available_bytes; /* what could be had now without swapping, within the same limits */
   int64_t page_bytes;      /* of virtual memory */
 };

@@ -35,7 +35,7 @@ static bool small_cache(const struct quire_support_query *q) { return q->cache_t
 
 static const struct quire_support_rule rules[] = {
     {"ranks", bad_ranks, QUIRE_ERR_ARGUMENT, "ranks", "must be 1 to " TEXT_OF(QUIRE_RANKS_MAX)},
-    {"mixed-storage", mixed_storage, QUIRE_ERR_UNSUPPORTED, "kv-storage",
+    {"mixed-storage", mixed_storage, QUIRE_ERR_UNSUPPORTED, "kv",
      "the cache is stored once (by all ranks together) or by each rank; choose shared or replicated"},
     {"view", view_impossible, QUIRE_ERR_UNSUPPORTED, "view",
      "local reads only a rank's own pages: it needs replicated KV (or one rank); gather and peer read other ranks' "

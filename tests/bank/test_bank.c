@@ -747,11 +747,11 @@ static void bindings_that_cannot_be(void **state) {
 #endif
 #endif
 #ifndef LIMITS
-#define LIMITS 2
+#define LIMITS 3
 #endif
 
 /* More than the machine has: a status, though the kernel would grant the addresses and kill whoever touches them. Then
- * less than that, but above the process's own limit (ulimit -v). */
+ * less than that, but above the process's own limit (ulimit -v), and so little that nobody asks before. */
 static void memory_that_cannot_be_had(void **state) {
   (void)state;
   struct quire_device_info info;
@@ -759,21 +759,24 @@ static void memory_that_cannot_be_had(void **state) {
   struct worker worker = {.geometry = {.page_tokens = 4, .ranks = 1, .storage_ranks = 1, .pages = 1},
                           .parts = parts_of(QUIRE_KV_BF16, 4)};
   struct quire_bank_config config = config_of(&worker, 0, QUIRE_STREAM_INLINE);
-  int64_t page = quire_bank_bytes(&config), wanted[2] = {info.available_bytes + info.available_bytes / 4, 128 << 20};
+  int64_t page = quire_bank_bytes(&config),
+          wanted[3] = {info.available_bytes + info.available_bytes / 4, 512 << 20, 60 << 20};
   assert_true(page > 0 && info.available_bytes > 0);
-  struct rlimit old, low = {64 << 20, RLIM_INFINITY};
+  const rlim_t limits[3] = {RLIM_INFINITY, 256 << 20, 64 << 20};
+  struct rlimit old, low;
   assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
-  low.rlim_max = old.rlim_max;
+  low = old;
   for (int i = 0; i < LIMITS; i++) {
     struct quire_error error = {0};
     struct quire_bank *bank = NULL;
     config.geometry.pages = (int32_t)(wanted[i] / page + 1);
     assert_int_equal(quire_bank_create(quire_env_default(), &config, &bank, NULL), QUIRE_OK);
+    low.rlim_cur = limits[i];
     assert_true(i == 0 || setrlimit(RLIMIT_AS, &low) == 0);
     enum quire_status status = quire_bank_allocate(bank, &error);
     assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
     assert_int_equal(status, QUIRE_ERR_MEMORY);
-    assert_non_null(strstr(error.text, i == 0 ? "available now; give the cache fewer pages" : "the system refuses"));
+    assert_non_null(strstr(error.text, i < 2 ? "available now; give the cache fewer pages" : "the system refuses"));
     assert_null(quire_bank_page(bank, 0, (quire_local_page){0})); /* as before */
     quire_bank_destroy(bank);
   }

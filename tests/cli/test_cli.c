@@ -428,6 +428,24 @@ static void test_more_than_memory(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
+/* Too little address space: how much there was, and what raises it, whoever ran out. */
+static void test_little_memory(void **state) {
+  (void)state;
+  char command[2048], text[OUTPUT_BYTES];
+  int failures = 0;
+  for (int kilobytes = 25000; kilobytes < 70000; kilobytes += 9000) {
+    snprintf(command, sizeof command, "ulimit -v %d; '%s/bin/quire' run --model '%s' -p a -n 1 -q 2>'%s/err' >&2",
+             kilobytes, QUIRE_BINARY_DIR, model_dir, broken_dir);
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    snprintf(command, sizeof command, "%s/err", broken_dir);
+    read_all(command, text);
+    failures += WEXITSTATUS(status) != 0;
+    assert_true(WEXITSTATUS(status) == 0 || strstr(text, "ulimit -v") != NULL);
+  }
+  assert_true(failures > 0);
+}
+
 /* --- lists of prompts and cases --- */
 
 static const struct {
@@ -513,7 +531,7 @@ int main(void) {
       cmocka_unit_test(test_sampling),         cmocka_unit_test(test_prompt_files),
       cmocka_unit_test(test_weights),          cmocka_unit_test(test_insight),
       cmocka_unit_test(test_damaged_models),   cmocka_unit_test(test_damaged_lists),
-      cmocka_unit_test(test_more_than_memory),
+      cmocka_unit_test(test_more_than_memory), cmocka_unit_test(test_little_memory),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -490,6 +491,24 @@ static void info_is_sane(void **state) {
   assert_true(strlen(info.name) < sizeof info.name && strlen(info.isa) < sizeof info.isa);
 }
 
+/* What ulimit -v takes away is not available: said to users, and asked before something large is reserved. */
+static void address_space_counts(void **state) {
+  (void)state;
+  struct rlimit before, less;
+  struct quire_device_info info;
+  assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+  quire_device_describe(&info);
+  less = before;
+  less.rlim_cur = (rlim_t)info.memory_bytes / 2;
+  if (setrlimit(RLIMIT_AS, &less) != 0) {
+    skip();
+  }
+  quire_device_describe(&info);
+  assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+  assert_int_equal(info.memory_bytes, less.rlim_cur);
+  assert_true(info.available_bytes < info.memory_bytes);
+}
+
 static void peer_pages_and_epochs(void **state) {
   (void)state;
   uint8_t bytes[100];
@@ -546,6 +565,7 @@ int main(void) {
       cmocka_unit_test(events_wake_every_thread),
       cmocka_unit_test(inline_streams_use_their_team),
       cmocka_unit_test(info_is_sane),
+      cmocka_unit_test(address_space_counts),
       cmocka_unit_test(peer_pages_and_epochs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

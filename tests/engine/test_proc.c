@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -146,6 +147,22 @@ static void a_death_nobody_reports(void **unused) {
   assert_true(signal(SIGCHLD, before) != SIG_ERR);
 }
 
+/* Kernels keep tiles on the stack, and the first thread of a process has what the shell allows. */
+static void a_small_stack(void **unused) {
+  (void)unused;
+  struct rlimit before, small;
+  assert_int_equal(getrlimit(RLIMIT_STACK, &before), 0);
+  small = before;
+  small.rlim_cur = 128 << 10;
+  assert_int_equal(setrlimit(RLIMIT_STACK, &small), 0);
+  struct exact_cell cell = proc_cell(2);
+  struct exact_result result = {0};
+  exact_cell_run(&cell, &result);
+  assert_int_equal(result.drawn, 2);
+  exact_result_free(&result);
+  assert_int_equal(setrlimit(RLIMIT_STACK, &before), 0);
+}
+
 static void nobody_is_left_behind(void **unused) {
   (void)unused;
   struct exact_cell cell = proc_cell(2);
@@ -158,9 +175,8 @@ static void nobody_is_left_behind(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_dead_rank_ends_the_worker),
-      cmocka_unit_test(stopped_ranks_do_not_hold_it_up),
-      cmocka_unit_test(a_death_nobody_reports),
+      cmocka_unit_test(a_dead_rank_ends_the_worker), cmocka_unit_test(stopped_ranks_do_not_hold_it_up),
+      cmocka_unit_test(a_death_nobody_reports),      cmocka_unit_test(a_small_stack),
       cmocka_unit_test(nobody_is_left_behind),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/assert.h"
@@ -115,6 +116,26 @@ static int32_t count_nodes(void) {
   return nodes < 1 ? 1 : nodes;
 }
 
+/* Of `limit` bytes `used` are taken. */
+static void limit_memory(struct quire_device_info *info, int64_t limit, int64_t used) {
+  if (limit > 0 && limit < info->memory_bytes) {
+    info->memory_bytes = limit;
+    int64_t left = used < 0 || used > limit ? 0 : limit - used;
+    if (left < info->available_bytes) {
+      info->available_bytes = left;
+    }
+  }
+}
+
+/* Address space, which is what ulimit -v counts. */
+static void limit_process(struct quire_device_info *info) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur < (rlim_t)info->memory_bytes) {
+    int64_t pages = file_number("/proc/self/statm");
+    limit_memory(info, (int64_t)limit.rlim_cur, pages < 0 ? -1 : pages * (int64_t)sysconf(_SC_PAGESIZE));
+  }
+}
+
 static void describe_memory(struct quire_device_info *info) {
   QUIRE_ASSERT(info != NULL);
   char text[FILE_BYTES];
@@ -128,13 +149,8 @@ static void describe_memory(struct quire_device_info *info) {
     limit = file_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
     used = file_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
   }
-  if (limit > 0 && limit < info->memory_bytes) {
-    info->memory_bytes = limit;
-    int64_t left = used < 0 || used > limit ? 0 : limit - used;
-    if (left < info->available_bytes) {
-      info->available_bytes = left;
-    }
-  }
+  limit_memory(info, limit, used);
+  limit_process(info);
 }
 
 static void describe_name(struct quire_device_info *info) {

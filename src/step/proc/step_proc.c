@@ -19,6 +19,7 @@
 #include "base/assert.h"
 #include "base/env_shared.h"
 #include "base/futex.h"
+#include "base/thread.h"
 #include "step/step_private.h"
 
 /* waitpid's word on a child that the system took itself, as it does where SIGCHLD is ignored. */
@@ -61,9 +62,15 @@ static void rank_process(struct proc_executor *x, int32_t r, pid_t parent) {
     _exit(1);
   }
   struct proc_board *board = x->board;
+  struct quire_error *error = &board->start_error[r];
   quire_futex_declare(-quire_futex_declared()); /* what was at work in the parent stayed there */
   int at_work = quire_step_group_threads(&x->group);
-  board->start_status[r] = quire_rank_start(x->group.ranks[r], &board->start_error[r]);
+  board->start_status[r] = quire_thread_first_stack()
+                               ? quire_rank_start(x->group.ranks[r], error)
+                               : quire_error_set(error, QUIRE_ERR_MEMORY, "rank",
+                                                 "a process of a rank needs a stack of %zu KiB; raise ulimit -Hs, or "
+                                                 "let ranks be threads",
+                                                 QUIRE_THREAD_STACK_BYTES >> 10);
   bool good = board->start_status[r] == QUIRE_OK;
   raise_word(&board->ready);
   uint32_t seen = 0;
