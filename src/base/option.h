@@ -1,5 +1,5 @@
-/* Options of a program from one table (design D15): command line, environment, YAML file, help, and a dump of who set
- * what, all from the same rows. Modules declare rows; the program puts their tables together.
+/* Options of a program from one table (design D15): command line, environment, YAML file, help, manual pages,
+ * completions of a shell, and a dump of who set what, all from the same rows. Modules declare rows; the program puts their tables together.
  *
  *     struct serve_config { int64_t port; const char *host; bool eager; int view; double ratio; };
  *     static const char *const views[] = {"local", "gather", "peer", NULL};
@@ -107,7 +107,7 @@ enum quire_status quire_options_set(struct quire_options *options, const char *n
 int quire_options_operand_count(const struct quire_options *options);
 const char *quire_options_operand(const struct quire_options *options, int index);
 
-/* One row with its present value; for man pages, completions, dumps. */
+/* One row with its present value. */
 struct quire_option_setting {
   const struct quire_option *row;
   const char *group;
@@ -125,6 +125,12 @@ bool quire_options_find(const struct quire_options *options, const char *name,
 
 /* Appends the help: a heading a group, a row an option with its default and bounds, wrapped at 100 columns. */
 void quire_options_write_help(const struct quire_options *options, struct quire_strbuf *buffer);
+/* Appends the same as a part of a manual page, in roff with the macros of man. */
+void quire_options_write_man(const struct quire_options *options, struct quire_strbuf *buffer);
+/* Appends text so that roff shows it as it is. */
+void quire_option_add_roff(struct quire_strbuf *buffer, const char *text);
+/* Appends a line an option, "--name", and behind it the names its value may have, for a shell to complete. */
+void quire_options_write_words(const struct quire_options *options, struct quire_strbuf *buffer);
 /* Appends "name: value  # where" lines: a YAML file that sets the same values. What a file cannot set is a comment. */
 void quire_options_write_dump(const struct quire_options *options, struct quire_strbuf *buffer);
 

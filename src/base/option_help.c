@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/option.h"
 #include "base/option_state.h"
 
@@ -8,7 +9,7 @@
 #define HELP_WIDTH 100
 #define HELP_BYTES 1024
 
-static const char *metavar_of(const struct quire_option *row) {
+const char *quire_option_metavar(const struct quire_option *row) {
   static const char *const by_type[] = {
       [QUIRE_OPTION_FLAG] = "",   [QUIRE_OPTION_INT] = "N",       [QUIRE_OPTION_BYTES] = "SIZE",
       [QUIRE_OPTION_FLOAT] = "X", [QUIRE_OPTION_STRING] = "TEXT", [QUIRE_OPTION_ENUM] = "NAME",
@@ -35,14 +36,28 @@ static void add_wrapped(struct quire_strbuf *buffer, const char *text, size_t co
   quire_strbuf_add_char(buffer, '\n');
 }
 
+void quire_option_help_text(const struct quire_option *row, char *text_out, size_t text_bytes) {
+  char bounds[320];
+  QUIRE_ASSERT(row->help != NULL);
+  quire_option_bounds(row, bounds, sizeof bounds);
+  const char *limits = row->type == QUIRE_OPTION_FLAG ? "" : bounds;
+  if (row->default_text && *limits) {
+    snprintf(text_out, text_bytes, "%s [%s; %s]", row->help, row->default_text, limits);
+  } else if (row->default_text || *limits) {
+    snprintf(text_out, text_bytes, "%s [%s]", row->help, row->default_text ? row->default_text : limits);
+  } else {
+    snprintf(text_out, text_bytes, "%s", row->help);
+  }
+}
+
 static void add_row(struct quire_strbuf *buffer, const struct quire_option *row) {
-  char head[128], text[HELP_BYTES], bounds[320], short_name[8] = "    ";
+  char head[128], text[HELP_BYTES], short_name[8] = "    ";
   if (row->short_name) {
     snprintf(short_name, sizeof short_name, "-%c, ", row->short_name);
   }
   bool flag = row->type == QUIRE_OPTION_FLAG;
   int column = snprintf(head, sizeof head, "  %s--%s%s%s%s", short_name, flag ? "[no-]" : "", row->name,
-                        flag ? "" : " ", metavar_of(row));
+                        flag ? "" : " ", quire_option_metavar(row));
   quire_strbuf_add_text(buffer, head);
   if (column + 2 > HELP_COLUMN) {
     quire_strbuf_add_char(buffer, '\n');
@@ -50,15 +65,7 @@ static void add_row(struct quire_strbuf *buffer, const struct quire_option *row)
   }
   quire_strbuf_addf(buffer, "%*s", HELP_COLUMN - column, "");
 
-  quire_option_bounds(row, bounds, sizeof bounds);
-  const char *limits = flag ? "" : bounds;
-  if (row->default_text && *limits) {
-    snprintf(text, sizeof text, "%s [%s; %s]", row->help, row->default_text, limits);
-  } else if (row->default_text || *limits) {
-    snprintf(text, sizeof text, "%s [%s]", row->help, row->default_text ? row->default_text : limits);
-  } else {
-    snprintf(text, sizeof text, "%s", row->help);
-  }
+  quire_option_help_text(row, text, sizeof text);
   add_wrapped(buffer, text, HELP_COLUMN);
 }
 

@@ -1,4 +1,4 @@
-/* What option.c, option_read.c and option_help.c share; for no one else. */
+/* What the option_*.c share; for no one else. */
 #ifndef QUIRE_BASE_OPTION_STATE_H
 #define QUIRE_BASE_OPTION_STATE_H
 
@@ -39,6 +39,11 @@ enum quire_status quire_option_store(struct quire_options *options, struct quire
 /* Writes "; did you mean PREFIXname?", or hint where nothing is near, into text_out. */
 void quire_option_suggest(const struct quire_options *options, const char *name, const char *prefix, const char *hint,
                           char *text_out, size_t text_bytes);
+
+/* The placeholder of a row's value in help and manual; "" for a flag. */
+const char *quire_option_metavar(const struct quire_option *row);
+/* Its help, with default and bounds in brackets. */
+void quire_option_help_text(const struct quire_option *row, char *text_out, size_t text_bytes);
 
 /* Writes the row's bounds: "1 to 65535", "at least 0", "one of a, b"; "" when it has none. */
 void quire_option_bounds(const struct quire_option *row, char *text_out, size_t text_bytes);

@@ -67,6 +67,24 @@ struct cli_command_groups {
 bool cli_read_groups(struct cli_command_groups command, int argc, char **argv, struct cli_worker *worker,
                      struct quire_options **options_out, int *exit_out);
 
+/* What --help writes in this process: text for a terminal, the part of a manual page between its name and its end, or
+ * words for the shell's completion. Commands know their options only while they run. */
+enum cli_help { CLI_HELP_TEXT, CLI_HELP_MAN, CLI_HELP_WORDS };
+void cli_help_as(enum cli_help form);
+
+/* A command of the program. */
+struct cli_command {
+  const char *name;
+  int (*run)(int argc, char **argv);
+  const char *help;
+  const char *const *subjects; /* first arguments with options of their own, NULL at the end; NULL: it has none */
+};
+
+/* `quire man`: the program's manual page, or with a command's name that command's. */
+int cli_man(const struct cli_command *commands, int count, int argc, char **argv);
+/* `quire completions`: functions for bash, and zsh's bashcompinit. */
+int cli_completions(const struct cli_command *commands, int count, int argc, char **argv);
+
 /* A model opened for use. */
 struct cli_model {
   struct quire_model_config config;

@@ -185,7 +185,31 @@ int cli_fail(const struct quire_error *error) {
   return input ? CLI_EXIT_USAGE : CLI_EXIT_FAILURE;
 }
 
-static void print_help(const char *usage, const struct quire_options *options) {
+static enum cli_help help_form;
+
+void cli_help_as(enum cli_help form) { help_form = form; }
+
+static void print_man(const char *usage, const struct quire_options *options) {
+  struct quire_strbuf text;
+  quire_strbuf_init(&text, quire_env_default());
+  quire_strbuf_add_text(&text, ".SH SYNOPSIS\n");
+  quire_option_add_roff(&text, usage);
+  quire_strbuf_add_text(&text, "\n.SH OPTIONS\n");
+  quire_options_write_man(options, &text);
+  fputs(quire_strbuf_text(&text), stdout);
+  quire_strbuf_fini(&text);
+}
+
+static void print_words(const char *usage, const struct quire_options *options) {
+  (void)usage;
+  struct quire_strbuf text;
+  quire_strbuf_init(&text, quire_env_default());
+  quire_options_write_words(options, &text);
+  fputs(quire_strbuf_text(&text), stdout);
+  quire_strbuf_fini(&text);
+}
+
+static void print_text(const char *usage, const struct quire_options *options) {
   struct quire_strbuf text;
   quire_strbuf_init(&text, quire_env_default());
   quire_options_write_help(options, &text);
@@ -195,6 +219,9 @@ static void print_help(const char *usage, const struct quire_options *options) {
          usage, quire_strbuf_text(&text));
   quire_strbuf_fini(&text);
 }
+
+static void (*const print_help[])(const char *usage, const struct quire_options *options) = {
+    [CLI_HELP_TEXT] = print_text, [CLI_HELP_MAN] = print_man, [CLI_HELP_WORDS] = print_words};
 
 bool cli_read(struct cli_command_line command, int argc, char **argv, struct cli_worker *worker,
               struct quire_options **options_out, int *exit_out) {
@@ -222,7 +249,7 @@ bool cli_read_groups(struct cli_command_groups command, int argc, char **argv, s
     status = quire_options_read_environment(options, NULL, &error);
   }
   if (status == QUIRE_OK && worker->help) {
-    print_help(command.usage, options);
+    print_help[help_form](command.usage, options);
     quire_options_destroy(options);
     *exit_out = CLI_EXIT_OK;
     return false;

@@ -5,6 +5,7 @@ test of the Python package.
 Arguments: the source folder, the build folder, cmake, the C compiler."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,12 @@ def main():
     with tempfile.TemporaryDirectory() as prefix:
         run(cmake, "--install", build, "--prefix", prefix)
         library = os.path.join(prefix, "lib")
+        if os.path.exists(os.path.join(prefix, "bin/quire")):  # a build with the program
+            pages = set(os.listdir(os.path.join(prefix, "share/man/man1")))
+            listed = run(os.path.join(prefix, "bin/quire"), "man")
+            assert pages == {"quire.1"} | {f"quire-{name}.1" for name in re.findall(r"quire\\-(\w+) \(1\)", listed)}, pages
+            with open(os.path.join(prefix, "share/bash-completion/completions/quire"), encoding="utf-8") as file:
+                assert "complete -o default -F _quire quire\n" in file.read()
         environment = dict(os.environ, PKG_CONFIG_PATH=os.path.join(library, "pkgconfig"), LD_LIBRARY_PATH=library)
         flags = run("pkg-config", "--cflags", "--libs", "quire", env=environment).split()
         linked = [flag for flag in flags if flag.startswith("-l")]

@@ -430,6 +430,34 @@ static void help(void **state) {
   quire_strbuf_fini(&buffer);
 }
 
+static void manual(void **state) {
+  struct fixture *fixture = *state;
+  struct quire_strbuf buffer;
+  quire_strbuf_init(&buffer, &fixture->fail.env);
+  quire_options_write_man(fixture->options, &buffer);
+  const char *text = quire_strbuf_text(&buffer);
+  assert_non_null(strstr(text, ".SS \"Server\"\n.TP\n\\fB\\-p\\fR, \\fB\\-\\-port\\fR \\fIN\\fR\n"
+                               "TCP port to listen on [8000; 1 to 65535]\n"));
+  assert_non_null(strstr(text, ".TP\n\\fB\\-\\-\\fR[\\fBno\\-\\fR]\\fBwarm\\-up\\fR\\fI\\fR\nrun a step"));
+  assert_non_null(strstr(text, ".TP\n\\fB\\-\\-show\\fR\\fI\\fR\nprint and end\n"));
+  quire_strbuf_fini(&buffer);
+  quire_strbuf_init(&buffer, &fixture->fail.env);
+  quire_option_add_roff(&buffer, ".a\n'b\n\\n c.d -e");
+  assert_string_equal(quire_strbuf_text(&buffer), "\\&.a\n\\&'b\n\\en c.d \\-e");
+  quire_strbuf_fini(&buffer);
+}
+
+static void words(void **state) {
+  struct fixture *fixture = *state;
+  struct quire_strbuf buffer;
+  quire_strbuf_init(&buffer, &fixture->fail.env);
+  quire_options_write_words(fixture->options, &buffer);
+  assert_string_equal(quire_strbuf_text(&buffer),
+                      "--port\n--host\n--model\n--eager\n--no-eager\n--warm-up\n--no-warm-up\n--host-memory\n--ratio\n"
+                      "--kv-view local gather peer\n--show\n");
+  quire_strbuf_fini(&buffer);
+}
+
 /* The dump is a YAML file that sets the same values. */
 static void dump_round_trip(void **state) {
   struct fixture *fixture = *state;
@@ -559,6 +587,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(yaml_errors, setup, teardown),
       cmocka_unit_test_setup_teardown(files, setup, teardown),
       cmocka_unit_test_setup_teardown(help, setup, teardown),
+      cmocka_unit_test_setup_teardown(manual, setup, teardown),
+      cmocka_unit_test_setup_teardown(words, setup, teardown),
       cmocka_unit_test_setup_teardown(dump_round_trip, setup, teardown),
       cmocka_unit_test_setup_teardown(a_point_is_a_point, setup, teardown),
       cmocka_unit_test(bad_tables),

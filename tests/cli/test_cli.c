@@ -60,6 +60,10 @@ static const struct {
 } refusals[] = {
     {"", "usage"},
     {"fly", "unknown command"},
+    {"help fly", "unknown command"},
+    {"man fly", "name one command"},
+    {"man run serve", "name one command"},
+    {"completions zsh", "no argument"},
     {"run", "--model"},
     {"run --model %M", "prompt"},
     {"run --model %M -p a --prompts b", "one of"},
@@ -446,6 +450,71 @@ static void test_little_memory(void **state) {
   assert_true(failures > 0);
 }
 
+/* --- what the option tables yield beside options --- */
+
+/* The names that `quire help` lists, with a blank behind each. */
+static void command_names(char *names, size_t bytes) {
+  const char *at = strchr(quire("help")->out, '\n');
+  names[0] = '\0';
+  for (int length = 0; at != NULL && (at = strstr(at, "\n  ")) != NULL; at += 3) {
+    length += snprintf(names + length, bytes - (size_t)length, "%.*s ", (int)strcspn(at + 3, " "), at + 3);
+    assert_true((size_t)length < bytes);
+  }
+}
+
+static void test_manual(void **state) {
+  (void)state;
+  char names[300], arguments[300], page[64];
+  command_names(names, sizeof names);
+  assert_string_equal(names, "run serve info check eval bench replay man completions version ");
+  struct outcome *outcome = quire("man");
+  assert_true(outcome->code == 0 && strncmp(outcome->out, ".TH quire 1 ", 12) == 0);
+  for (char *name = strtok(names, " "); strcmp(name, "man") != 0; name = strtok(NULL, " ")) {
+    snprintf(page, sizeof page, "quire\\-%s \\- ", name);
+    snprintf(arguments, sizeof arguments, "man %s", name);
+    outcome = quire(arguments);
+    assert_int_equal(outcome->code, 0);
+    assert_non_null(strstr(outcome->out, page));
+    assert_non_null(strstr(outcome->out, ".SH SYNOPSIS\nquire "));
+    assert_non_null(strstr(outcome->out, "\\fB\\-m\\fR, \\fB\\-\\-model\\fR \\fIDIR\\fR\n"));
+    snprintf(arguments, sizeof arguments, "help %s", name);
+    outcome = quire(arguments);
+    assert_int_equal(outcome->code, 0);
+    snprintf(page, sizeof page, "usage: quire %s ", name);
+    assert_int_equal(strncmp(outcome->out, page, strlen(page)), 0);
+  }
+  assert_non_null(strstr(quire("help bench topk")->out, "--slice-us"));
+}
+
+/* bash itself says what it would complete. */
+static void test_completions(void **state) {
+  (void)state;
+  static const struct {
+    const char *line, *wanted;
+  } cases[] = {
+      {"quire e", "eval"},
+      {"quire run --sp", "--split"},
+      {"quire run --split i", "interleave"},
+      {"quire serve --kv-format b", "bf16"},
+      {"quire bench topk --slice", "--slice-us"},
+      {"quire bench serve --concurr", "--concurrency"},
+      {"quire run --prompt-file nothing", ""},
+  };
+  char command[2000], path[400], text[OUTPUT_BYTES];
+  snprintf(path, sizeof path, "%s/completed", broken_dir);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    snprintf(
+        command, sizeof command,
+        "bash -c 'eval \"$(\"%s/bin/quire\" completions)\"; COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "
+        "_quire; echo \"${COMPREPLY[*]-}\"' >'%s'",
+        QUIRE_BINARY_DIR, cases[i].line, path);
+    assert_int_equal(system(command), 0);
+    read_all(path, text);
+    text[strcspn(text, "\n")] = '\0';
+    assert_string_equal(text, cases[i].wanted);
+  }
+}
+
 /* --- lists of prompts and cases --- */
 
 static const struct {
@@ -532,6 +601,7 @@ int main(void) {
       cmocka_unit_test(test_weights),          cmocka_unit_test(test_insight),
       cmocka_unit_test(test_damaged_models),   cmocka_unit_test(test_damaged_lists),
       cmocka_unit_test(test_more_than_memory), cmocka_unit_test(test_little_memory),
+      cmocka_unit_test(test_manual),           cmocka_unit_test(test_completions),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,16 @@
+# Manual pages and completions, written by the program from its own option tables.
+set(manual_files)
+function(quire_manual_file path)
+  add_custom_command(OUTPUT ${path} COMMAND quire ${ARGN} > ${path} DEPENDS quire VERBATIM)
+  set(manual_files ${manual_files} ${path} PARENT_SCOPE)
+endfunction()
+
+quire_manual_file(${CMAKE_BINARY_DIR}/man/quire.1 man)
+foreach(command run serve info check eval bench replay)
+  quire_manual_file(${CMAKE_BINARY_DIR}/man/quire-${command}.1 man ${command})
+endforeach()
+install(FILES ${manual_files} DESTINATION share/man/man1)
+quire_manual_file(${CMAKE_BINARY_DIR}/man/quire completions)
+install(FILES ${CMAKE_BINARY_DIR}/man/quire DESTINATION share/bash-completion/completions)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/man)
+add_custom_target(manual ALL DEPENDS ${manual_files})
