@@ -14,9 +14,9 @@
 struct quire_barrier {
   const struct quire_env *env;
   int parties;
-  _Alignas(64) uint32_t word;
-  _Alignas(64) uint32_t arrived; /* in the present meeting */
-  uint32_t inside;               /* threads within wait, for the rules of reset and destroy */
+  _Alignas(64) struct quire_futex meeting; /* its word tells */
+  _Alignas(64) uint32_t arrived;           /* in the present meeting */
+  uint32_t inside;                         /* threads within wait, for the rules of reset and destroy */
 };
 
 enum quire_status quire_barrier_create(const struct quire_env *env, int parties, struct quire_barrier **barrier_out,
@@ -45,7 +45,7 @@ void quire_barrier_destroy(struct quire_barrier *barrier) {
 }
 
 static enum quire_status wait_inside(struct quire_barrier *barrier) {
-  uint32_t mine = __atomic_load_n(&barrier->word, __ATOMIC_ACQUIRE);
+  uint32_t mine = __atomic_load_n(&barrier->meeting.word, __ATOMIC_ACQUIRE);
   if (mine & BARRIER_POISON) {
     return QUIRE_ERR_ABORTED;
   }
@@ -55,15 +55,15 @@ static enum quire_status wait_inside(struct quire_barrier *barrier) {
     /* before the swap: whoever sees the next meeting must count from 0 */
     __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
     uint32_t expected = mine;
-    if (!__atomic_compare_exchange_n(&barrier->word, &expected, mine + BARRIER_MEETING, false, __ATOMIC_ACQ_REL,
+    if (!__atomic_compare_exchange_n(&barrier->meeting.word, &expected, mine + BARRIER_MEETING, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE)) {
       return QUIRE_ERR_ABORTED;
     }
-    quire_futex_wake_all(&barrier->word);
+    quire_futex_wake_all(&barrier->meeting);
     return QUIRE_OK;
   }
-  quire_futex_wait(&barrier->word, mine, barrier->parties);
-  uint32_t now = __atomic_load_n(&barrier->word, __ATOMIC_ACQUIRE);
+  quire_futex_wait(&barrier->meeting, mine, barrier->parties);
+  uint32_t now = __atomic_load_n(&barrier->meeting.word, __ATOMIC_ACQUIRE);
   /* the count moved on: the meeting was complete, even if it was poisoned since */
   return (now & ~BARRIER_POISON) == mine ? QUIRE_ERR_ABORTED : QUIRE_OK;
 }
@@ -76,16 +76,16 @@ enum quire_status quire_barrier_wait(struct quire_barrier *barrier) {
 }
 
 void quire_barrier_abort(struct quire_barrier *barrier) {
-  __atomic_or_fetch(&barrier->word, BARRIER_POISON, __ATOMIC_ACQ_REL);
-  quire_futex_wake_all(&barrier->word);
+  __atomic_or_fetch(&barrier->meeting.word, BARRIER_POISON, __ATOMIC_ACQ_REL);
+  quire_futex_wake_all(&barrier->meeting);
 }
 
 bool quire_barrier_aborted(const struct quire_barrier *barrier) {
-  return __atomic_load_n(&barrier->word, __ATOMIC_ACQUIRE) & BARRIER_POISON;
+  return __atomic_load_n(&barrier->meeting.word, __ATOMIC_ACQUIRE) & BARRIER_POISON;
 }
 
 void quire_barrier_reset(struct quire_barrier *barrier) {
   QUIRE_ASSERT(__atomic_load_n(&barrier->inside, __ATOMIC_ACQUIRE) == 0);
   __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
-  __atomic_and_fetch(&barrier->word, ~BARRIER_POISON, __ATOMIC_RELEASE);
+  __atomic_and_fetch(&barrier->meeting.word, ~BARRIER_POISON, __ATOMIC_RELEASE);
 }

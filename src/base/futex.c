@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <sched.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -30,33 +29,48 @@ static int cores(void) {
 
 int quire_futex_declared(void) { return __atomic_load_n(&declared_threads, __ATOMIC_RELAXED); }
 
-static bool may_spin(int parties) {
+bool quire_futex_may_spin(int parties) {
   int declared = quire_futex_declared();
   return (declared > parties ? declared : parties) <= cores();
 }
 
-void quire_futex_wait(const uint32_t *word, uint32_t expected, int parties) {
-  int spins = may_spin(parties) ? FUTEX_SPINS : 0;
+static uint32_t word_of(const struct quire_futex *futex) { return __atomic_load_n(&futex->word, __ATOMIC_ACQUIRE); }
+
+/* Counted before the last look at the word, as wake_all looks at the count after the word was changed: both by
+ * operations that read and write the count, so one of the two sees the other. EAGAIN and EINTR lead back to the caller. */
+static void sleep_while(struct quire_futex *futex, uint32_t expected, const struct timespec *timeout) {
+  __atomic_add_fetch(&futex->sleepers, 1, __ATOMIC_ACQ_REL);
+  if (word_of(futex) == expected) {
+    syscall(SYS_futex, &futex->word, FUTEX_WAIT, expected, timeout, NULL, 0);
+  }
+  __atomic_sub_fetch(&futex->sleepers, 1, __ATOMIC_ACQ_REL);
+}
+
+void quire_futex_wait(struct quire_futex *futex, uint32_t expected, int parties) {
+  int spins = quire_futex_may_spin(parties) ? FUTEX_SPINS : 0;
   for (int i = 0; i < spins; i++) {
-    if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != expected) {
+    if (word_of(futex) != expected) {
       return;
     }
     __builtin_ia32_pause();
   }
-  while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == expected) {
-    /* EAGAIN and EINTR lead back to the test */
-    syscall(SYS_futex, word, FUTEX_WAIT, expected, NULL, NULL, 0);
+  while (word_of(futex) == expected) {
+    sleep_while(futex, expected, NULL);
   }
 }
 
-void quire_futex_wait_within(const uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
+void quire_futex_wait_within(struct quire_futex *futex, uint32_t expected, uint64_t timeout_ns) {
   struct timespec timeout = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
-  if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == expected) {
-    syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, NULL, 0);
+  if (word_of(futex) == expected) {
+    sleep_while(futex, expected, &timeout);
   }
 }
 
-void quire_futex_wake_all(const uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); }
+void quire_futex_wake_all(struct quire_futex *futex) {
+  if (__atomic_fetch_add(&futex->sleepers, 0, __ATOMIC_ACQ_REL) != 0) {
+    syscall(SYS_futex, &futex->word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+  }
+}
 
 void quire_futex_declare(int count) {
   int before = __atomic_fetch_add(&declared_threads, count, __ATOMIC_RELAXED);

@@ -74,30 +74,98 @@ static void unused_team(void **state) {
   }
 }
 
+/* Members that have nothing to do fall asleep, a run finds them asleep and is whole all the same; where they may spin
+ * they can be roused. */
+static void sleepers_are_roused(void **state) {
+  (void)state;
+  const struct quire_env *env = quire_env_default();
+  const uint64_t limit = env->now_ns(env->context) + 30000000000u;
+  struct quire_team *team = NULL;
+  struct work work = {0};
+  assert_int_equal(quire_team_create(env, 2, &team, NULL), QUIRE_OK);
+  for (int run = 1; run <= 20; run++) {
+    while (quire_team_awake(team) && env->now_ns(env->context) < limit) {
+      usleep(100);
+    }
+    assert_false(quire_team_awake(team));
+    quire_team_run(team, count_call, &work);
+    assert_int_equal(work.calls[0], run);
+    assert_int_equal(work.calls[1], run);
+  }
+  while (quire_futex_may_spin(2) && !quire_team_awake(team) && env->now_ns(env->context) < limit) {
+    quire_team_rouse(team);
+  }
+  assert_true(env->now_ns(env->context) < limit);
+  assert_int_equal(work.calls[1], 20); /* rousing is no work */
+  quire_team_destroy(team);
+  assert_false(quire_team_awake(NULL));
+  quire_team_rouse(NULL);
+}
+
 static void *wake_later(void *argument) {
-  uint32_t *word = argument;
+  struct quire_futex *futex = argument;
   usleep(2000);
-  __atomic_store_n(word, 1, __ATOMIC_RELEASE);
-  quire_futex_wake_all(word);
+  __atomic_store_n(&futex->word, 1, __ATOMIC_RELEASE);
+  quire_futex_wake_all(futex);
   return NULL;
 }
 
 static void futex_waits_and_gives_up(void **state) {
   (void)state;
   const struct quire_env *env = quire_env_default();
-  uint32_t word = 0;
-  quire_futex_wait(&word, 7, 2); /* differs already */
-  quire_futex_wait_within(&word, 7, 1000000000u);
+  struct quire_futex futex = {0};
+  quire_futex_wait(&futex, 7, 2); /* differs already */
+  quire_futex_wait_within(&futex, 7, 1000000000u);
   uint64_t begin = env->now_ns(env->context);
-  quire_futex_wait_within(&word, 0, 1000000u);
+  quire_futex_wait_within(&futex, 0, 1000000u);
   assert_true(env->now_ns(env->context) - begin < 10000000000u);
   for (int parties = 2; parties <= 100000; parties += 99998) {
     pthread_t thread;
-    word = 0;
-    assert_int_equal(pthread_create(&thread, NULL, wake_later, &word), 0);
-    quire_futex_wait(&word, 0, parties);
-    assert_int_equal(__atomic_load_n(&word, __ATOMIC_ACQUIRE), 1);
+    futex.word = 0;
+    assert_int_equal(pthread_create(&thread, NULL, wake_later, &futex), 0);
+    quire_futex_wait(&futex, 0, parties);
+    assert_int_equal(__atomic_load_n(&futex.word, __ATOMIC_ACQUIRE), 1);
     pthread_join(thread, NULL);
+    assert_int_equal(futex.sleepers, 0);
+  }
+}
+
+#define TURNS 20000
+
+/* Two threads in turn, each waiting for the other's number: without spinning (parties of a crowd) most waits are caught
+ * between the last look at the word and the sleep, or just before. A wake-up that is lost ends in the time limit. */
+struct turns {
+  struct quire_futex futex[2];
+  int parties;
+};
+
+static void *answer(void *argument) {
+  struct turns *turns = argument;
+  for (uint32_t turn = 0; turn < TURNS; turn++) {
+    quire_futex_wait(&turns->futex[0], turn, turns->parties);
+    __atomic_store_n(&turns->futex[1].word, turn + 1, __ATOMIC_RELEASE);
+    quire_futex_wake_all(&turns->futex[1]);
+  }
+  return NULL;
+}
+
+static void no_wake_up_is_lost(void **state) {
+  (void)state;
+  uint64_t rng = test_seed("no_wake_up_is_lost");
+  for (int parties = 2; parties <= 100000; parties += 99998) {
+    struct turns turns = {.parties = parties};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, answer, &turns), 0);
+    for (uint32_t turn = 0; turn < TURNS; turn++) {
+      for (volatile uint64_t i = quire_splitmix64_below(&rng, 400); i > 0; i--) {
+      }
+      __atomic_store_n(&turns.futex[0].word, turn + 1, __ATOMIC_RELEASE);
+      quire_futex_wake_all(&turns.futex[0]);
+      quire_futex_wait(&turns.futex[1], turn, turns.parties);
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(turns.futex[0].sleepers, 0);
+    assert_int_equal(turns.futex[1].sleepers, 0);
   }
 }
 
@@ -166,7 +234,9 @@ int main(void) {
       cmocka_unit_test(every_member_once),
       cmocka_unit_test(no_team_is_the_caller),
       cmocka_unit_test(unused_team),
+      cmocka_unit_test(sleepers_are_roused),
       cmocka_unit_test(futex_waits_and_gives_up),
+      cmocka_unit_test(no_wake_up_is_lost),
       cmocka_unit_test(bounds),
       cmocka_unit_test(out_of_memory),
       cmocka_unit_test(shares),

@@ -28,9 +28,9 @@
 
 /* What controller and ranks say to each other; in shared memory. */
 struct proc_board {
-  _Alignas(64) uint32_t posted;   /* number of plans handed out */
-  _Alignas(64) uint32_t finished; /* answers in all, plan after plan */
-  uint32_t ready;                 /* ranks that have started */
+  _Alignas(64) struct quire_futex posted;   /* number of plans handed out */
+  _Alignas(64) struct quire_futex finished; /* answers in all, plan after plan */
+  struct quire_futex ready;                 /* ranks that have started */
   uint32_t stopping;
   uint32_t done[QUIRE_RANKS_MAX]; /* plans each rank has answered */
   enum quire_status start_status[QUIRE_RANKS_MAX];
@@ -50,9 +50,9 @@ struct proc_executor {
   bool failed;
 };
 
-static void raise_word(uint32_t *word) {
-  __atomic_add_fetch(word, 1, __ATOMIC_ACQ_REL);
-  quire_futex_wake_all(word);
+static void raise_word(struct quire_futex *futex) {
+  __atomic_add_fetch(&futex->word, 1, __ATOMIC_ACQ_REL);
+  quire_futex_wake_all(futex);
 }
 
 /* The life of a rank process; ends with _exit, since the parent's buffers and handlers are not its to run. */
@@ -160,7 +160,7 @@ static enum quire_status start_processes(struct proc_executor *x, struct quire_e
     x->pid[r] = pid;
   }
   for (;;) {
-    uint32_t ready = __atomic_load_n(&x->board->ready, __ATOMIC_ACQUIRE);
+    uint32_t ready = __atomic_load_n(&x->board->ready.word, __ATOMIC_ACQUIRE);
     if (ready >= (uint32_t)ranks) {
       break;
     }
@@ -196,7 +196,8 @@ static void proc_destroy(struct quire_step_executor *executor) {
     int how = 0;
     if (find_dead(x, &how) < 0) {
       kill_after(x, until);
-      quire_futex_wait_within(&x->board->finished, __atomic_load_n(&x->board->finished, __ATOMIC_ACQUIRE), END_LOOK_NS);
+      quire_futex_wait_within(&x->board->finished, __atomic_load_n(&x->board->finished.word, __ATOMIC_ACQUIRE),
+                              END_LOOK_NS);
     }
   }
   quire_step_group_fini(&x->group);
@@ -250,7 +251,7 @@ static enum quire_status proc_post(struct quire_step_executor *executor, const s
 
 /* A rank is done with a plan when it has answered or ended; *error_out gets the first death. */
 static bool all_done(struct proc_executor *x, struct quire_error *error_out) {
-  uint32_t posted = __atomic_load_n(&x->board->posted, __ATOMIC_ACQUIRE);
+  uint32_t posted = __atomic_load_n(&x->board->posted.word, __ATOMIC_ACQUIRE);
   int how = 0;
   for (int32_t dead = find_dead(x, &how); dead >= 0; dead = find_dead(x, &how)) {
     if (error_out->status == QUIRE_OK) {
@@ -270,7 +271,7 @@ static struct quire_step_ack *proc_wait(struct quire_step_executor *executor) {
   struct proc_executor *x = (struct proc_executor *)executor;
   QUIRE_ASSERT(x->plan != NULL);
   struct quire_error death = {0};
-  uint32_t finished = __atomic_load_n(&x->board->finished, __ATOMIC_ACQUIRE);
+  uint32_t finished = __atomic_load_n(&x->board->finished.word, __ATOMIC_ACQUIRE);
   uint64_t until = 0; /* when ranks that do not answer are killed; 0: no rank has died */
   while (!all_done(x, &death)) {
     if (until != 0) {
@@ -279,7 +280,7 @@ static struct quire_step_ack *proc_wait(struct quire_step_executor *executor) {
       until = grace_from_now(x);
     }
     quire_futex_wait_within(&x->board->finished, finished, QUIRE_STEP_WATCH_NS);
-    finished = __atomic_load_n(&x->board->finished, __ATOMIC_ACQUIRE);
+    finished = __atomic_load_n(&x->board->finished.word, __ATOMIC_ACQUIRE);
   }
   struct quire_step_ack *ack = x->group.merged;
   if (death.status == QUIRE_OK) {
