@@ -210,6 +210,7 @@ static bool plan_has(const struct quire_step_plan *plan, int32_t flag) {
 void quire_rank_step(struct quire_rank *r, const struct quire_step_plan *plan) {
   quire_step_ack_reset(r->ack, plan, &r->config.limits, r->rank);
   bool draft_full = plan_has(plan, QUIRE_ENTRY_DRAFT_FULL);
+  quire_team_rouse(r->team);
   enum quire_status status = quire_view_begin(r->view, plan, &r->ack->error);
   if (status == QUIRE_OK) {
     status = quire_forward_run(r->forward, r->view, draft_full, &r->ack->error);

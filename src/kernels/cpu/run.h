@@ -7,8 +7,10 @@
 
 #include "base/team.h"
 
-/* Elements below which waking a team costs more than it brings, and how many multiply-adds weigh as one of them. */
+/* Elements, about a nanosecond each, below which sharing costs more than it brings: where somebody has to be woken, and
+ * where all are awake. How many multiply-adds weigh as one of them. */
 #define QUIRE_CPU_WORK_MIN 32768
+#define QUIRE_CPU_WORK_AWAKE 1024
 #define QUIRE_CPU_MACS 256
 
 /* quire_team_run with the control word of arithmetic.md 1 on every member, restored after. */
@@ -16,7 +18,7 @@ void quire_cpu_run(struct quire_team *team, quire_team_fn fn, void *context);
 
 /* The team for that much work, in elements: none where the caller alone is as fast. */
 static inline struct quire_team *quire_cpu_team(struct quire_team *team, int64_t work) {
-  return work < QUIRE_CPU_WORK_MIN ? NULL : team;
+  return work < (quire_team_awake(team) ? QUIRE_CPU_WORK_AWAKE : QUIRE_CPU_WORK_MIN) ? NULL : team;
 }
 
 /* Bytes rounded up to a cache line: scratch is carved in these. */
