@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/run.h"
 
 #define STEP 32
@@ -153,6 +154,14 @@ static void tiles_compute(const struct quire_gemm_isa *isa, const struct panel *
   }
 }
 
+/* Asks for the beginning of a share. (Always inline: gcc takes a function that only prefetches for one without effect,
+ * and drops its calls.) */
+QUIRE_INLINE void share_open(const uint8_t *begin, const uint8_t *end) {
+  for (const uint8_t *at = begin; at < end && at < begin + ASK_FAR; at += CACHE_LINE) {
+    __builtin_prefetch(at);
+  }
+}
+
 /* A row alone: whole panels into y itself where it is f32, or as many at a time as the stage has room for. */
 static void row_compute(const struct quire_gemm_isa *isa, const struct quire_prepacked_block *b, struct stage *stage,
                         int64_t column, int64_t end) {
@@ -165,6 +174,11 @@ static void row_compute(const struct quire_gemm_isa *isa, const struct quire_pre
   for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
     int64_t word = direct ? quire_packed_lane(position) : position * b->x->stride;
     row.lane[position] = word * (int64_t)sizeof(uint32_t);
+  }
+  row.ask_end = (const uint8_t *)UINTPTR_MAX; /* what follows a matrix is likely the next */
+  if (b->shared) {
+    row.ask_end = panel_at(&g->w, end + QUIRE_PACKED_COLUMNS - 1);
+    share_open(panel_at(&g->w, column), row.ask_end);
   }
   while (column < end) {
     int64_t left = end - column;
@@ -229,7 +243,7 @@ static void x_share(void *context, int member, int threads) {
 static void w_share(void *context, int member, int threads) {
   const struct run *r = context;
   int64_t begin, end;
-  struct quire_prepacked_block block = {r->gemm, &r->x, NULL, r->row, r->rows};
+  struct quire_prepacked_block block = {r->gemm, &r->x, NULL, r->row, r->rows, threads > 1};
   if (r->lanes != NULL) {
     block.lane = r->lanes + member * quire_prepacked_lane_words(r->gemm->w.k);
   }

@@ -36,7 +36,8 @@ struct quire_prepacked_row {
   int64_t step_bytes;
   int32_t steps;
   int32_t scale_ld;
-  int32_t panel, panels; /* number of the first */
+  int32_t panel, panels;  /* number of the first */
+  const uint8_t *ask_end; /* W is asked for ahead, up to here */
 };
 
 /* Rows of a short k against a panel of bf16: out[row * out_ld + column]. */
@@ -73,6 +74,7 @@ struct quire_prepacked_block {
   uint32_t *lane;                    /* quire_prepacked_lane_words; of fp8 */
   int64_t row;
   int32_t rows; /* at most QUIRE_PACKED_BLOCK */
+  bool shared;  /* columns are: what follows them in memory is not the caller's next */
 };
 
 /* Whether `rows` rows are read where they are. */
