@@ -1,7 +1,9 @@
 /* The matrix product at the shapes of a layer. Weights are taken in turn from a pool larger than the caches, as a model
  * with many layers does, x and y stay.
  *
- *   M = 1         the bytes of the weights over a read of the same bytes
+ *   M = 1         the bytes of the weights over a read of the same bytes, one matrix after another, as products come;
+ *                 with two threads beside the bandwidth of both, which read pieces so large that handing them out does
+ *                 not count
  *   M = 64, 256   oneDNN with weights packed beforehand into its own layout; without oneDNN the dot product from
  *                 registers is the only ceiling
  *
@@ -17,7 +19,7 @@
 
 #define POOL_BYTES ((size_t)128 << 20)
 #define TINY_POOL_BYTES ((size_t)1 << 20)
-#define TEAM_PIECE ((size_t)8 << 20)
+#define WIDE_PIECE ((size_t)8 << 20)
 #define ROWS_MAX 256
 
 struct pools {
@@ -142,16 +144,21 @@ static struct side make_side(const struct bench *bench, const struct pools *p, c
   return side;
 }
 
+/* Reads the pool of a side, `piece` bytes a turn. */
+static struct bench_read read_of(const struct bench *bench, const struct product *product, const struct side *side,
+                                 size_t piece) {
+  size_t pool_bytes = (size_t)side->copies * side->weight_bytes;
+  piece = (piece < pool_bytes ? piece : pool_bytes) & ~(size_t)511;
+  int64_t pieces = (int64_t)(pool_bytes / piece);
+  return (struct bench_read){
+      bench_isa_of(bench->kernels->name), bench->team[product->threads], side->pool, piece, pieces, pieces / 2};
+}
+
 /* One row: bytes against a read of the same bytes. */
 static enum quire_status measure_row(struct bench *bench, const struct product *product, struct side *side,
                                      const char *name, struct quire_error *error_out) {
-  const struct bench_isa *isa = bench_isa_of(bench->kernels->name);
-  /* a team reads large pieces: waking it is not a part of the ceiling */
-  size_t piece = product->threads > 1 && side->weight_bytes < TEAM_PIECE ? TEAM_PIECE : side->weight_bytes;
-  int64_t pieces = (int64_t)((size_t)side->copies * side->weight_bytes / piece);
-  struct bench_read read = {
-      isa, bench->team[product->threads], side->pool, piece & ~(size_t)511, pieces > 0 ? pieces : 1, pieces / 2};
-  read.piece_bytes = pieces > 0 ? read.piece_bytes : side->weight_bytes & ~(size_t)511;
+  struct bench_read read = read_of(bench, product, side, side->weight_bytes);
+  struct bench_read wide = read_of(bench, product, side, WIDE_PIECE);
   struct bench_case c = {
       .name = name,
       .unit = "GB/s",
@@ -163,6 +170,10 @@ static enum quire_status measure_row(struct bench *bench, const struct product *
                {"cold read", bench_read_work, NULL, &read, (double)read.piece_bytes}},
       .bar = {{1, product->dtype == QUIRE_DTYPE_FP8 ? 0.85 : 0.9, false, 0}},
   };
+  if (product->threads > 1 && side->weight_bytes < WIDE_PIECE) {
+    c.side[c.sides++] = (struct bench_side){"bandwidth", bench_read_work, NULL, &wide, (double)wide.piece_bytes};
+    c.bar[c.bars++] = (struct bench_bar){c.sides - 1, 0, false, 0};
+  }
   struct side mapped = as_rows(side);
   if (side->gemm.w.layout == QUIRE_WEIGHT_PACKED) {
     add_rows(&c, &mapped, (double)side->weight_bytes);

@@ -43,8 +43,10 @@ bool bench_wanted(const struct bench *bench, const char *name) {
   return bench->options.only == NULL || strstr(name, bench->options.only) != NULL;
 }
 
+/* The team of the case is awake at the beginning, as it is in a step. */
 static uint64_t time_calls(const struct bench *bench, const struct bench_case *c, const struct bench_side *side,
                            int64_t calls) {
+  quire_team_rouse(bench->team[c->threads]);
   uint64_t started = clock_ns(bench, c);
   for (int64_t i = 0; i < calls; i++) {
     side->work(side->context);
