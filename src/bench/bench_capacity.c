@@ -36,7 +36,8 @@ static enum quire_status make_plan(struct quire_engine_config *config, int64_t b
   const struct quire_step_memory *rank = &memory.rank;
   struct plan plan = {
       .bundle = memory.bundle_bytes,
-      .other = rank->view.exchange + rank->view.local + rank->view.scratch + rank->forward + rank->sampling,
+      .other = rank->view.exchange + rank->view.local + rank->view.scratch + rank->view.tables + rank->forward +
+               rank->sampling,
       .gather = rank->view.gather,
       .budget = budget,
   };

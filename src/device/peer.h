@@ -30,7 +30,7 @@ extern "C" {
 /* A part as bound by one rank. */
 struct quire_peer_part {
   uint8_t *base;
-  int64_t page_stride; /* bytes, >= the part's page bytes */
+  int64_t page_stride; /* bytes, >= the part's page bytes; of a GPU like base a multiple of 16 */
   int32_t pages;       /* 0: not bound */
 };
 

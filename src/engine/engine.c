@@ -204,7 +204,7 @@ enum quire_status quire_engine_plan(const struct quire_engine_config *config, st
 int64_t quire_engine_memory_total(const struct quire_engine_config *config, const struct quire_engine_memory *memory) {
   const struct quire_step_memory *rank = &memory->rank;
   return config->ranks * (rank->pages + rank->view.exchange + rank->view.local + rank->view.gather +
-                          rank->view.scratch + rank->forward + rank->sampling) +
+                          rank->view.scratch + rank->view.tables + rank->forward + rank->sampling) +
          memory->rope + memory->brain + memory->controller;
 }
 

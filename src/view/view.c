@@ -100,6 +100,7 @@ struct quire_view_memory quire_view_bytes(const struct quire_view_config *config
   memory.scratch = align64((int64_t)config->rows_max * config->topk * (int64_t)sizeof(int32_t)) +
                    align64((int64_t)config->rows_max * (int64_t)sizeof(int32_t)) + select_scratch_bytes(config) +
                    attend_scratch_bytes(config);
+  memory.tables = on_gpu(config) ? quire_view_cuda_backend.bytes(config) : quire_view_cpu_backend.bytes(config);
   return memory;
 }
 
@@ -192,6 +193,11 @@ static enum quire_status cpu_open(struct quire_view *view, struct quire_error *e
   return QUIRE_OK;
 }
 
+static int64_t cpu_bytes(const struct quire_view_config *config) {
+  QUIRE_ASSERT(config != NULL);
+  return 0;
+}
+
 static void cpu_close(struct quire_view *view) { QUIRE_ASSERT(view->cuda == NULL); }
 
 static void cpu_begin(struct quire_view *view) {
@@ -208,6 +214,7 @@ static enum quire_status cpu_end(struct quire_view *view, struct quire_error *er
 }
 
 const struct quire_view_backend quire_view_cpu_backend = {
+    .bytes = cpu_bytes,
     .open = cpu_open,
     .close = cpu_close,
     .begin = cpu_begin,
@@ -428,6 +435,9 @@ static const char *entry_fault(const struct quire_view *view, const struct quire
   if (entry->end - entry->prefix_end > c->local_rows && entry->kind == QUIRE_ENTRY_DECODE) {
     return "a decode entry has more rows than the local segment";
   }
+  if (entry->commit_end - entry->commit_begin > c->local_rows) {
+    return "a commit has more rows than the local segment";
+  }
   bool drafts = c->parts->draft_layers > 0 && entry->begin > 0 && entry->end > entry->begin;
   if (drafts && entry->carry_rank < 0 && entry->recompute_rank < 0) {
     return "nobody has the hidden state that the first draft row needs";
@@ -511,7 +521,9 @@ static enum quire_status check_marks(const struct quire_view *view, struct quire
     for (int32_t p = 0; p * g->page_tokens < entry->prefix_end; p++) {
       int32_t rows = quire_view_valid_rows(view, entry, p);
       const struct quire_peer *owner = &view->links.peers->rank[quire_view_reads_from(view, table[p])];
-      int64_t mark = __atomic_load_n(&owner->written[quire_page_local(g, table[p]).v], __ATOMIC_ACQUIRE);
+      int32_t local = quire_page_local(g, table[p]).v;
+      QUIRE_ASSERT(local < owner->pages);
+      int64_t mark = __atomic_load_n(&owner->written[local], __ATOMIC_ACQUIRE);
       int64_t written = mark >> QUIRE_WRITTEN_ROW_BITS;
       bool unfenced = written > (int64_t)view->fenced && written != (int64_t)view->plan->epoch;
       if (unfenced || !quire_written_readable(&mark, (int64_t)view->plan->epoch, rows)) {

@@ -23,9 +23,9 @@
  * On a GPU (config.device) the same holds; what the host needs to know it knows from the plan, so it marks pages when it
  * enqueues, and nothing is read back before the fence. --debug-shared-kv and faults are the CPU's alone and refused there.
  *
- * Memory: all of it is reserved at creation (quire_view_bytes counts the device memory; host tables come on top). Threads: the rank's thread, except that
- * other ranks read the local segment, the exchange buffers and the marks between fences. Errors: QUIRE_ERR_ABORTED when
- * another rank poisoned the epoch; the step's results are void then. */
+ * Memory: all of it is reserved at creation (quire_view_bytes counts the device memory; host tables come on top). Threads:
+ * the rank's thread, except that other ranks read the local segment, the exchange buffers and the marks between fences.
+ * Errors: QUIRE_ERR_ABORTED when another rank poisoned the epoch; the step's results are void then. */
 #ifndef QUIRE_VIEW_VIEW_H
 #define QUIRE_VIEW_VIEW_H
 
@@ -95,7 +95,8 @@ struct quire_view_memory {
   int64_t exchange; /* two slots of the rank's own rows, and the fresh rows of all ranks */
   int64_t local;    /* local segment */
   int64_t gather;   /* gather scratch, two layers */
-  int64_t scratch;  /* selection lists, kernel scratch, tables */
+  int64_t scratch;  /* selection lists, kernel scratch */
+  int64_t tables;   /* of a step, on a GPU; the CPU's are the host's */
 };
 
 /* Can the mode work with this sharing of pages? why_out (may be NULL) gets the reason when not. The support table and

@@ -46,6 +46,8 @@ struct quire_view_put_job {
 
 /* The part of a view that depends on where it works. */
 struct quire_view_backend {
+  /* device memory beside quire_view.memory */
+  int64_t (*bytes)(const struct quire_view_config *config);
   enum quire_status (*open)(struct quire_view *view, struct quire_error *error_out);
   void (*close)(struct quire_view *view);
   /* the plan is placed and the batches are built: tables, commits, no row is non-finite yet */

@@ -463,6 +463,16 @@ static void a_plan_that_contradicts_itself_is_refused(void **unused) {
   run_step(&pair, &entry);
   expect_refused(&pair, "commit");
   close_pair(&pair);
+  open_pair(&pair); /* all of it lies before the row, but the local segment has two rows */
+  entry = prefill_of(0, 4, -1, -1);
+  run_good_step(&pair, &entry);
+  entry = decode_of(4, 4, 0);
+  entry.commit_rank = 0;
+  entry.commit_begin = 1;
+  entry.commit_end = 4;
+  run_step(&pair, &entry);
+  expect_refused(&pair, "a commit has more rows than the local segment");
+  close_pair(&pair);
 }
 
 static void modes_and_sharing(void **unused) {

@@ -74,12 +74,13 @@ static int32_t gathers_max(const struct quire_view_config *config) {
   return config->mode == QUIRE_VIEW_GATHER ? config->gather_pages_max : 0;
 }
 
-static size_t tables_bytes_max(const struct quire_view *view) {
-  const struct quire_view_config *c = &view->config;
+static int32_t pointers_max(const struct quire_view_config *c) { return c->limits.entries_max * c->request_pages_max; }
+
+static size_t tables_bytes_max(const struct quire_view_config *c) {
   struct counts most = {
       .rows = {c->rows_max, c->rows_max},
       .entries = c->limits.entries_max,
-      .pages = view->pointers_max,
+      .pages = pointers_max(c),
       .gathers = gathers_max(c),
       .places = {c->fresh_max, c->fresh_max},
       .appends = {c->rows_max, c->rows_max},
@@ -92,26 +93,29 @@ static size_t tables_bytes_max(const struct quire_view *view) {
 }
 
 /* Words that a step begins with as zeros: flags and claims. */
-static int64_t zeroed(const struct quire_view *view) {
-  return 2 * (int64_t)view->config.rows_max + view->config.parts->target_layers + view->config.parts->draft_layers;
+static int64_t zeroed(const struct quire_view_config *c) {
+  return 2 * (int64_t)c->rows_max + c->parts->target_layers + c->parts->draft_layers;
 }
 
 /* What stays on the device beside the tables. */
-static size_t lay_device(struct quire_view *view, uint8_t *base) {
-  const struct quire_view_config *c = &view->config;
-  struct quire_view_cuda *cuda = view->cuda;
+static size_t lay_device(const struct quire_view_config *c, uint8_t *base, struct quire_view_cuda *cuda) {
   struct quire_carve carve = {base, 0};
-  cuda->device_tables = quire_carve(&carve, 1, tables_bytes_max(view));
+  cuda->device_tables = quire_carve(&carve, 1, tables_bytes_max(c));
   cuda->sources = quire_carve(&carve, 2 * (int64_t)c->limits.entries_max, sizeof *cuda->sources);
-  cuda->pointers = quire_carve(&carve, 2 * (int64_t)view->pointers_max, sizeof *cuda->pointers);
-  cuda->flags = quire_carve(&carve, zeroed(view), sizeof *cuda->flags);
+  cuda->pointers = quire_carve(&carve, 2 * (int64_t)pointers_max(c), sizeof *cuda->pointers);
+  cuda->flags = quire_carve(&carve, zeroed(c), sizeof *cuda->flags);
   cuda->claims = (uint32_t *)cuda->flags + 2 * (int64_t)c->rows_max;
   return carve.used;
 }
 
+static int64_t cuda_bytes(const struct quire_view_config *config) {
+  struct quire_view_cuda none;
+  return (int64_t)lay_device(config, NULL, &none);
+}
+
 static size_t lay_slab(struct quire_view *view, uint8_t *base) {
   struct quire_carve carve = {base, 0};
-  view->cuda->host_tables = quire_carve(&carve, 1, tables_bytes_max(view));
+  view->cuda->host_tables = quire_carve(&carve, 1, tables_bytes_max(&view->config));
   view->cuda->flags_host = quire_carve(&carve, 2 * (int64_t)view->config.rows_max, sizeof(int32_t));
   return carve.used;
 }
@@ -152,12 +156,13 @@ static enum quire_status cuda_open(struct quire_view *view, struct quire_error *
   if (view->cuda == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "view", "no memory for the view of rank %d", view->config.rank);
   }
-  enum quire_status status = quire_device_memory(device, lay_device(view, NULL), &view->cuda->memory, error_out);
+  size_t bytes = lay_device(&view->config, NULL, view->cuda);
+  enum quire_status status = quire_device_memory(device, bytes, &view->cuda->memory, error_out);
   if (status == QUIRE_OK) {
     status = quire_device_host(device, lay_slab(view, NULL), &view->cuda->slab, error_out);
   }
   if (status == QUIRE_OK) { /* else quire_view_destroy closes */
-    (void)lay_device(view, quire_memory_base(view->cuda->memory));
+    (void)lay_device(&view->config, quire_memory_base(view->cuda->memory), view->cuda);
     (void)lay_slab(view, quire_memory_base(view->cuda->slab));
     view->target.flags = view->cuda->flags;
     view->draft.flags = view->cuda->flags + view->config.rows_max;
@@ -324,6 +329,7 @@ static void cuda_begin(struct quire_view *view) {
   struct quire_carve host = {cuda->host_tables, 0}, device = {cuda->device_tables, 0};
   lay_tables(&host, &cuda->counts, parts, &cuda->host);
   lay_tables(&device, &cuda->counts, parts, &cuda->device);
+  QUIRE_ASSERT(host.used <= tables_bytes_max(&view->config));
   fill_rows(&view->target, &cuda->host.rows[0]);
   fill_rows(&view->draft, &cuda->host.rows[1]);
   fill_entries(view, &cuda->host, &cuda->counts);
@@ -339,7 +345,7 @@ static void cuda_begin(struct quire_view *view) {
   set_device_batch(&view->draft, &cuda->device.rows[1]);
   quire_stream_copy(view->stream, cuda->device_tables, cuda->host_tables, host.used);
   cuda->sent = quire_stream_record(view->stream);
-  quire_stream_fill(view->stream, cuda->flags, 0, (size_t)zeroed(view) * sizeof(int32_t));
+  quire_stream_fill(view->stream, cuda->flags, 0, (size_t)zeroed(&view->config) * sizeof(int32_t));
   struct quire_view_cuda_commits commits = {cuda->device.commit, cuda->device.part, cuda->counts.commits, parts};
   void *native = quire_stream_native(view->stream);
   if (native != NULL) {
@@ -353,7 +359,7 @@ static struct quire_view_cuda_pages pages_of(const struct quire_view *view, int3
   struct quire_view_cuda_pages pages = {.storage_ranks = view->config.geometry.storage_ranks, .own = view->config.rank};
   for (int32_t r = 0; r < view->config.geometry.ranks; r++) {
     const struct quire_peer_part *bound = &view->links.peers->rank[r].part[part];
-    QUIRE_ASSERT(bound->base != NULL);
+    QUIRE_ASSERT(bound->base != NULL && (((uint64_t)(uintptr_t)bound->base | (uint64_t)bound->page_stride) & 15) == 0);
     pages.base[r] = bound->base;
     pages.stride[r] = bound->page_stride;
   }
@@ -371,7 +377,7 @@ static const struct quire_kv_source *cuda_sources(struct quire_view *view, int32
       .prefix = cuda->device.page,
       .sources_out = cuda->sources + (int64_t)p->kind * c->limits.entries_max,
       .pointers_out = cuda->pointers + (int64_t)p->kind * view->pointers_max,
-      .gather = c->mode == QUIRE_VIEW_GATHER ? quire_view_gather_page(view, flat, p->kind, 0) : NULL,
+      .gather = view->gather[0] != NULL ? quire_view_gather_page(view, flat, p->kind, 0) : NULL,
       .gather_bytes = p->page_bytes,
       .local = view->local,
       .request_bytes = view->request_bytes,
@@ -493,6 +499,7 @@ static enum quire_status cuda_end(struct quire_view *view, struct quire_error *e
 }
 
 const struct quire_view_backend quire_view_cuda_backend = {
+    .bytes = cuda_bytes,
     .open = cuda_open,
     .close = cuda_close,
     .begin = cuda_begin,

@@ -22,6 +22,7 @@
 #include "device/device_info.h"
 #include "kernels/kernels_cuda.h"
 #include "layout/split.h"
+#include "support/fail_env.h"
 #include "support/gpu.h"
 #include "support/seed.h"
 #include "view/view.h"
@@ -709,6 +710,63 @@ static void rows_of_f32_are_refused(void **state) {
   free_outcome(&run.outcome);
 }
 
+/* What a view takes of the device is what it says, but for whole granules. */
+static void bytes_are_all_counted(void **state) {
+  (void)state;
+  static struct run run;
+  const size_t granule = (size_t)2 << 20;
+  struct quire_view *view = NULL, *views[RANKS] = {NULL};
+  open_run(&run, (struct way){"one rank", "peer", QUIRE_DEVICE_CUDA, QUIRE_KV_FP8, QUIRE_VIEW_LOCAL,
+                              QUIRE_STREAM_THREAD, 1, 200, 0});
+  struct quire_view_config config = config_of(&run, 0);
+  config.limits.entries_max = 512; /* tables of 12 MB */
+  config.request_pages_max = 1000;
+  struct quire_view_links links = {run.kernels, run.collective, &run.peers, views};
+  struct quire_view_memory says = quire_view_bytes(&config);
+  size_t sum = (size_t)(says.exchange + says.local + says.gather + says.scratch + says.tables), before = free_bytes();
+  assert_int_equal(quire_view_create(quire_env_default(), &config, &links, &view, NULL), QUIRE_OK);
+  size_t took = before - free_bytes();
+  if (took < sum || took >= sum + 2 * granule) {
+    fail_msg("%zu bytes are gone, %zu were said", took, sum);
+  }
+  quire_view_destroy(view);
+  close_run(&run);
+  free_outcome(&run.outcome);
+}
+
+static enum quire_status create_one(void *context, const struct quire_env *env) {
+  const struct run *run = context;
+  struct quire_view *view = NULL;
+  struct quire_error error = {0};
+  struct quire_view_config config = config_of(run, 0);
+  struct quire_view *views[RANKS] = {NULL};
+  struct quire_view_links links = {run->kernels, run->collective, &run->peers, views};
+  enum quire_status status = quire_device_open(env, QUIRE_DEVICE_CUDA, 0, &config.device, &error);
+  if (status == QUIRE_OK) {
+    status = quire_view_create(env, &config, &links, &view, &error);
+    assert_true((view != NULL) == (status == QUIRE_OK) && error.status == status);
+    quire_view_destroy(view);
+    quire_device_close(config.device);
+  }
+  return status;
+}
+
+/* Creation that is refused any of its allocations gives back the others; the device's too, and while it loads kernels. */
+static void every_allocation_may_fail(void **state) {
+  (void)state;
+  static struct run run;
+  if (small) {
+    skip(); /* a load of all kernels each */
+  }
+  open_run(&run, (struct way){"one rank", "peer", QUIRE_DEVICE_CUDA, QUIRE_KV_FP8, QUIRE_VIEW_LOCAL,
+                              QUIRE_STREAM_THREAD, 1, 200, 0});
+  size_t before = free_bytes();
+  assert_true(fail_env_sweep(create_one, &run) > 15);
+  assert_int_equal(free_bytes(), before);
+  close_run(&run);
+  free_outcome(&run.outcome);
+}
+
 static void sleep_then_say(void *args, struct quire_team *team) {
   (void)team;
   struct timespec pause = {.tv_sec = 0, .tv_nsec = 30000000};
@@ -751,6 +809,8 @@ int main(void) {
       cmocka_unit_test(bf16_rows_are_the_same_bytes),
       cmocka_unit_test(a_failed_stream_writes_nothing_more),
       cmocka_unit_test(rows_of_f32_are_refused),
+      cmocka_unit_test(bytes_are_all_counted),
+      cmocka_unit_test(every_allocation_may_fail),
       cmocka_unit_test(quiesce_waits_for_all),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
