@@ -100,6 +100,7 @@ enum quire_status quire_memory_create(const struct quire_env *env, size_t bytes,
 /* The caller's bytes as device memory; the caller keeps them alive and frees them after destroy. */
 enum quire_status quire_memory_adopt(const struct quire_env *env, void *base, size_t bytes,
                                      struct quire_memory **memory_out, struct quire_error *error_out);
+/* Waits for its own device alone: what other devices' streams do with the memory must have ended. NULL is allowed. */
 void quire_memory_destroy(struct quire_memory *memory);
 void *quire_memory_base(const struct quire_memory *memory);
 size_t quire_memory_bytes(const struct quire_memory *memory);
@@ -147,7 +148,8 @@ void quire_copy_past_caches(void *target, const void *source, size_t bytes);
 
 /* The point after everything enqueued so far. */
 struct quire_event quire_stream_record(struct quire_stream *stream);
-/* Later items of stream run after the event is reached. */
+/* Later items of stream run after the event is reached. A GPU's stream waits for a stream of the CPU in a host function, and
+ * the driver may run those of one GPU one at a time: the CPU's stream must not wait for a host function of that GPU. */
 void quire_stream_wait(struct quire_stream *stream, struct quire_event event);
 bool quire_event_done(struct quire_event event);
 /* Blocks the calling thread until the event is reached. */

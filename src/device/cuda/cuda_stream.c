@@ -13,6 +13,7 @@
  * count as reached, so that nobody waits for ever. */
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/assert.h"
 #include "base/rng.h"
@@ -23,6 +24,7 @@
 #define POISON 0xFF
 #define DELAY_NS_MAX 200000u
 #define SPIN_CORES_MIN 4
+#define FUNCTION_WAIT_US 100
 
 struct host_call {
   quire_stream_fn fn;
@@ -39,6 +41,7 @@ struct cuda_stream {
   uint64_t recorded;          /* points so far; the owner's */
   struct host_call *calls;    /* [QUIRE_STREAM_QUEUE_ITEMS] */
   uint64_t called;            /* host functions enqueued; the owner's */
+  _Atomic uint64_t started;   /* by the driver's thread */
   _Atomic uint64_t finished;  /* and returned */
   _Atomic cudaError_t failed; /* the first error, cudaSuccess before */
   void *digest_scratch;
@@ -90,6 +93,10 @@ static void cuda_destroy(struct quire_stream *front) {
     (void)cudaStreamSynchronize(stream->native);
     (void)cudaStreamDestroy(stream->native);
   }
+  while (atomic_load(&stream->finished) != atomic_load(&stream->started)) {
+    (void)usleep(
+        FUNCTION_WAIT_US); /* a device that has failed is not waited for, but the function at work has our slot */
+  }
   for (int i = 0; i < EVENTS; i++) {
     if (stream->event[i] != NULL) {
       (void)cudaEventDestroy(stream->event[i]);
@@ -130,6 +137,7 @@ static void cuda_fail(struct quire_stream *front, int error) {
 static void CUDART_CB run_call(void *context) {
   struct host_call *call = context;
   QUIRE_ASSERT(call->fn != NULL);
+  (void)atomic_fetch_add(&call->stream->started, 1);
   call->fn(call->args, NULL);
   (void)atomic_fetch_add(&call->stream->finished, 1);
 }
