@@ -458,7 +458,8 @@ static int64_t scratch_carve_few(struct select_args *args, uint8_t *scratch, int
   int64_t shares = ((int64_t)rows + pieces) * tile_rows_few(args->heads);
   args->tile_of = (int32_t *)(scratch + carve(&at, rows * (int64_t)sizeof(int32_t)));
   args->share_counts = (uint32_t *)(scratch + carve(&at, shares * SELECT_FEW_WARPS * (int64_t)sizeof(uint32_t)));
-  args->share_bins = (uint32_t *)(scratch + carve(&at, shares * TOPK_BINS * (int64_t)sizeof(uint32_t)));
+  args->row_bins = (uint32_t *)(scratch + carve(&at, rows * TOPK_BINS * (int64_t)sizeof(uint32_t)));
+  args->row_shares = (uint32_t *)(scratch + carve(&at, rows * (int64_t)sizeof(uint32_t)));
   args->candidates = (uint64_t *)(scratch + carve(&at, rows * keys * (int64_t)sizeof(uint64_t)));
   return at;
 }

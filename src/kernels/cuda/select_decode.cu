@@ -4,9 +4,10 @@
  * multiply, a warp group each 64 of a unit's keys with the heads of all the tile's rows (at most 128 columns). A warp
  * keeps what may be among the best in a run of its own, which has room for all it scores, so nothing is ever cut, counted
  * or waited for on the way: the position in the run is in a register. Scores that were kept are counted in bins; one
- * more warp looks at the bins again and again and raises the thresholds below which nothing is kept any more. Nobody waits
- * for it: counts only grow, so what was counted so far is reason enough. Bins and lengths of runs go out at the end of a
- * share, and the last launch (select_merge.cu) finds the best in all runs of a row.
+ * more warp adds them, again and again, to the bins of the row in memory, where all shares of the row meet, and raises the
+ * thresholds below which nothing is kept any more. Nobody waits for it: counts only grow, so what was counted so far is
+ * reason enough. Lengths of runs go out at the end of a share; when the row has all its shares, the last launch
+ * (select_merge.cu) finds the best in all its runs.
  *
  * Rejected: lists of bounded length that are cut when full (a look at the list is a trip to memory, while keys wait), all
  * scores to memory (3 % more bytes a row, and as much to read again), looks at the bins by those who multiply (a
@@ -22,8 +23,8 @@
 
 #define MATH_REGISTERS 152 /* 3 * 152 + 56 = the 4 * 128 that a block of 16 warps starts with */
 #define SIDE_REGISTERS 56
-#define BARRIER_MATH 1
 #define LOOK_PAUSE_NS 500
+#define FEW_STAGES 4 /* more under way are no faster: the memory then serves multiprocessors less evenly */
 
 template <int HEADS_, int ROWS_> struct shape {
   static constexpr int HEADS = HEADS_;
@@ -34,23 +35,22 @@ template <int HEADS_, int ROWS_> struct shape {
   static constexpr int PARTS = COLUMNS == 128 ? 2 : 1;   /* of a unit's products, each a chain of its own */
   static constexpr int PART_ROWS = ROWS / PARTS;
   static constexpr int PART_PRODUCTS = PART_ROWS * HEADS / 2;
-  static constexpr int LINE = 4;                         /* units in a straight line of code */
-  static constexpr int FIXED_BYTES = HEADS_KEPT * COLUMNS * (KEY_BYTES + 4) + ROWS * TOPK_BINS * 4 + 2048;
+  static constexpr int LINE = 4; /* units in a straight line of code */
+  static constexpr int FIXED_BYTES = HEADS_KEPT * COLUMNS * (KEY_BYTES + 4) + ROWS * TOPK_BINS * 8 + 2048;
   static constexpr int STAGE_BYTES = KEYS * (KEY_BYTES + 4);
   static constexpr int STAGES_FIT = (SHARED_MAX - FIXED_BYTES) / STAGE_BYTES;
-  static constexpr int STAGES = STAGES_FIT < STAGES_MAX ? STAGES_FIT : STAGES_MAX;
+  static constexpr int STAGES = STAGES_FIT < FEW_STAGES ? STAGES_FIT : FEW_STAGES;
   static_assert(COLUMNS <= 128 && KEYS == SELECT_FEW_KEYS && MATH_WARPS == SELECT_FEW_WARPS, "as the scratch is laid");
 };
 
 template <typename S> struct block_memory {
   struct stream_ring<S> ring;
   uint32_t bins[S::ROWS][TOPK_BINS]; /* of what is kept; read while they are counted in, with hopper_peek */
+  uint32_t told[S::ROWS][TOPK_BINS]; /* of them to the bins of the whole row */
   float thresholds[S::ROWS];         /* NaN: none yet; as well */
   uint32_t warps_done;               /* of the multiplying ones, with the scores of all shares so far */
-  uint64_t begun, ended;             /* a share: bins are empty; nobody needs them any more */
+  uint64_t begun, ended;             /* a share: bins are empty; all is kept and written */
 };
-
-QUIRE_DEVICE void math_sync(void) { hopper_threads_sync(BARRIER_MATH, MATH_GROUPS * 128); }
 
 /* What a multiplying thread knows of its scores. */
 template <typename S> struct lane_state {
@@ -93,13 +93,9 @@ QUIRE_DEVICE void share_begin(const struct select_args &args, const struct item 
 
 /* Writes out what the merge needs to know of a share. */
 template <typename S>
-QUIRE_DEVICE void share_end(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
+QUIRE_DEVICE void share_end(const struct select_args &args, const struct item &item,
                             const struct lane_state<S> &state) {
   int64_t share = ((int64_t)item.index + blockIdx.x) * S::ROWS;
-  math_sync();
-  for (int i = threadIdx.x; i < S::ROWS * TOPK_BINS; i += MATH_GROUPS * 128) {
-    args.share_bins[share * TOPK_BINS + i] = shared->bins[i / TOPK_BINS][i % TOPK_BINS];
-  }
 #pragma unroll
   for (int o = 0; o < S::SCORES; o++) {
     if (threadIdx.x % 32 == state.row) {
@@ -121,10 +117,12 @@ QUIRE_DEVICE int score_bin(float score) {
   return min(max(bin, 0), TOPK_BINS - 1);
 }
 
-/* Where `keeps`, writes a candidate and counts it, without a branch: products are under way. */
+/* Where `keeps`, writes a candidate and counts it, without a branch: products are under way. The merge reads it soon: keys
+ * that stream by should not push it out of the second-level cache. */
 QUIRE_DEVICE void candidate_keep(bool keeps, uint64_t *to, float score, int32_t position, uint32_t *bin) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n"
-               "@p st.global.v2.b32 [%1], {%2, %3};\n"
+  asm volatile("{\n.reg .pred p;\n.reg .b64 policy;\nsetp.ne.s32 p, %0, 0;\n"
+               "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
+               "@p st.global.L2::cache_hint.v2.b32 [%1], {%2, %3}, policy;\n"
                "@p red.shared.add.u32 [%4], 1;\n}" ::"r"((int)keeps),
                "l"(to), "r"(~position), "r"(quire_bits_of(score)), "r"(hopper_shared(bin))
                : "memory");
@@ -223,7 +221,8 @@ QUIRE_DEVICE void line_score(const struct select_args &args, struct block_memory
 template <typename S, bool DUMP>
 QUIRE_DEVICE void units_score(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
                               struct lane_state<S> *state, const struct bench<S> &bench) {
-  uint32_t seen = (uint32_t)(select_base(args) - args.rows.first + item.begin * S::KEYS + state->group * 64 + state->key);
+  uint32_t seen =
+      (uint32_t)(select_base(args) - args.rows.first + item.begin * S::KEYS + state->group * 64 + state->key);
   int32_t unit = item.begin;
 #pragma unroll 1
   for (; unit + S::LINE <= item.end; unit += S::LINE, seen += S::LINE * S::KEYS) {
@@ -267,7 +266,7 @@ QUIRE_DEVICE void multiply(const struct select_args &args, struct block_memory<S
     hopper_barrier_arrive_warp(&shared->ring.heads_empty[heads.stage]);
     turn_next<HEADS_KEPT>(&heads);
     if (!DUMP) {
-      share_end<S>(args, shared, item, state);
+      share_end<S>(args, item, state);
     }
     hopper_barrier_arrive_warp(&shared->ended);
   }
@@ -275,13 +274,53 @@ QUIRE_DEVICE void multiply(const struct select_args &args, struct block_memory<S
 
 /* --- looking --- */
 
-/* The bin in which the k-th best of what was counted so far lies; 0 if that is fewer. A warp's work. */
-QUIRE_DEVICE uint32_t bins_look(const uint32_t *bins, uint32_t k) {
+QUIRE_DEVICE void bins_add(uint32_t *bin, uint32_t count) {
+  if (count != 0) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(bin), "r"(count) : "memory");
+  }
+}
+
+/* Four bins that others add to meanwhile. */
+QUIRE_DEVICE uint4 bins_read(const uint32_t *bins) {
+  uint4 four;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "l"(bins)
+               : "memory");
+  return four;
+}
+
+/* Adds what is new in the share's bins to those of the row. Returns the first of the highest 128 bins of the share that are not
+ * empty; 0 if all are. A warp's work. */
+QUIRE_DEVICE int bins_tell(const uint32_t *bins, uint32_t *told, uint32_t *row_bins) {
+  int lane = threadIdx.x % 32;
+  int highest = 0;
+#pragma unroll 1
+  for (int first = 0; first < TOPK_BINS; first += 128) {
+    int at = first + lane * 4;
+    uint4 now = hopper_peek4(bins + at);
+    if (__any_sync(~0u, (now.x | now.y | now.z | now.w) != 0)) {
+      highest = first;
+      uint4 before = *(const uint4 *)(told + at);
+      bins_add(row_bins + at, now.x - before.x);
+      bins_add(row_bins + at + 1, now.y - before.y);
+      bins_add(row_bins + at + 2, now.z - before.z);
+      bins_add(row_bins + at + 3, now.w - before.w);
+      *(uint4 *)(told + at) = now;
+    }
+  }
+  return highest;
+}
+
+/* The bin in which the k-th best of what all shares of the row have told so far lies, those above bin top + 127 left out; 0 if
+ * that is fewer. A warp's work. */
+QUIRE_DEVICE uint32_t bins_look(const uint32_t *row_bins, int top, uint32_t k) {
   int lane = threadIdx.x % 32;
   uint32_t above = 0;
 #pragma unroll 1
-  for (int top = TOPK_BINS - 4; top >= 0; top -= 128) { /* of 128 bins a lane has four, lane 0 the highest */
-    uint4 four = hopper_peek4(bins + top - lane * 4);
+  for (; top >= 0; top -= 128) { /* of 128 bins a lane has four, lane 0 the highest */
+    int at = top + 124 - lane * 4;
+    uint4 four = bins_read(row_bins + at);
     uint32_t sum = four.x + four.y + four.z + four.w;
     uint32_t total = __reduce_add_sync(~0u, sum);
     if (above + total < k) {
@@ -292,40 +331,71 @@ QUIRE_DEVICE uint32_t bins_look(const uint32_t *bins, uint32_t k) {
     uint32_t bin = 0;
     if (above < k && k <= above + sum) {
       uint32_t two = above + four.w + four.z;
-      bin = (uint32_t)(top - lane * 4 + 3) - (above + four.w < k) - (two < k) - (two + four.y < k);
+      bin = (uint32_t)(at + 3) - (above + four.w < k) - (two < k) - (two + four.y < k);
     }
     return __reduce_max_sync(~0u, bin);
   }
   return 0;
 }
 
-/* The looking warp's work: raises thresholds to just below the lowest score of the bin in which a row's k-th best lies. */
-template <typename S> QUIRE_DEVICE void look(const struct select_args &args, struct block_memory<S> *shared) {
+/* Empties the share's bins. */
+template <typename S> QUIRE_DEVICE void bins_begin(struct block_memory<S> *shared) {
   int lane = threadIdx.x % 32;
+  for (int i = lane; i < S::ROWS * TOPK_BINS; i += 32) {
+    shared->bins[i / TOPK_BINS][i % TOPK_BINS] = 0;
+    shared->told[i / TOPK_BINS][i % TOPK_BINS] = 0;
+  }
+  if (lane < S::ROWS) {
+    shared->thresholds[lane] = quire_float_of(0x7fc00000u);
+  }
+  hopper_barrier_arrive_warp(&shared->begun);
+}
+
+/* One look at the bins of all rows of a tile. */
+template <typename S>
+QUIRE_DEVICE void bins_look_all(const struct select_args &args, struct block_memory<S> *shared,
+                                const struct item &item) {
+  for (int row = 0; row < item.tile.rows; row++) {
+    uint32_t *row_bins = args.row_bins + (int64_t)(item.tile.row + row) * TOPK_BINS;
+    int highest = bins_tell(shared->bins[row], shared->told[row], row_bins);
+    uint32_t bin = bins_look(row_bins, highest, (uint32_t)args.topk);
+    if (bin > 0 && threadIdx.x % 32 == 0) {
+      hopper_poke(&shared->thresholds[row], quire_bits_of(topk_score(topk_bin_key(bin) - 1)));
+    }
+  }
+}
+
+/* The end of a share, when nobody counts any more: tells the rest, and then that the row has one share more, for which the merge
+ * waits; what the multiplying warps wrote before they arrived is there by then. */
+template <typename S>
+QUIRE_DEVICE void bins_end(const struct select_args &args, struct block_memory<S> *shared, const struct item &item) {
+  for (int row = 0; row < item.tile.rows; row++) {
+    bins_tell(shared->bins[row], shared->told[row], args.row_bins + (int64_t)(item.tile.row + row) * TOPK_BINS);
+  }
+  __syncwarp();
+  if ((int)threadIdx.x % 32 < item.tile.rows) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(args.row_shares + item.tile.row + threadIdx.x % 32)
+                 : "memory");
+  }
+}
+
+/* The looking warp's work: tells what the share keeps, and raises thresholds to just below the lowest score of the bin in which
+ * the k-th best of all shares of a row lies. */
+template <typename S> QUIRE_DEVICE void look(const struct select_args &args, struct block_memory<S> *shared) {
   struct walk walk = walk_begin(args);
   struct item item;
   uint32_t done = 0;
-  uint32_t phase = 1; /* parity of the phase in which the share before ended */
+  uint32_t phase = 0; /* of shares */
   while (walk_next(args, &walk, &item)) {
-    hopper_barrier_wait(&shared->ended, phase);
-    phase ^= 1;
-    for (int i = lane; i < S::ROWS * TOPK_BINS; i += 32) {
-      shared->bins[i / TOPK_BINS][i % TOPK_BINS] = 0;
-    }
-    if (lane < S::ROWS) {
-      shared->thresholds[lane] = quire_float_of(0x7fc00000u);
-    }
-    hopper_barrier_arrive_warp(&shared->begun);
+    bins_begin(shared);
     done += MATH_WARPS;
     while (__shfl_sync(~0u, hopper_peek(&shared->warps_done), 0) != done) {
-      for (int row = 0; row < S::ROWS; row++) {
-        uint32_t bin = bins_look(shared->bins[row], (uint32_t)args.topk);
-        if (bin > 0 && lane == 0) {
-          hopper_poke(&shared->thresholds[row], quire_bits_of(topk_score(topk_bin_key(bin) - 1)));
-        }
-      }
+      bins_look_all(args, shared, item);
       __nanosleep(LOOK_PAUSE_NS);
     }
+    hopper_barrier_wait(&shared->ended, phase);
+    phase ^= 1;
+    bins_end(args, shared, item);
   }
 }
 

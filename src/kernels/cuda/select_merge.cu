@@ -157,19 +157,6 @@ QUIRE_DEVICE struct topk_runs runs_of(const struct select_args &args, const stru
   return from;
 }
 
-/* Bins of all shares of the row. */
-QUIRE_DEVICE void bins_of(const struct select_args &args, const struct shares &shares, const struct run_table &table,
-                          uint32_t *bins) {
-  const uint32_t *from = args.share_bins + shares.at * TOPK_BINS + threadIdx.x;
-  static_assert(SHARE_THREADS == TOPK_BINS, "a thread a bin");
-  uint32_t sum = 0;
-#pragma unroll 4
-  for (int i = 0; i < shares.count; i++) {
-    sum += table.units[2 * i] < table.units[2 * i + 1] ? from[(int64_t)i * args.tile_rows * TOPK_BINS] : 0;
-  }
-  bins[threadIdx.x] = sum;
-}
-
 #define CLOSE 4096   /* candidates of the border's bin that are looked at in shared memory */
 #define FINE_BITS 11 /* of the key, below those that make a bin and as many as a digit has */
 
@@ -260,8 +247,20 @@ QUIRE_DEVICE bool runs_list(const struct topk_group &group, const struct topk_ru
   return true;
 }
 
-/* What stands before hopper_launch_wait needs the plan and runs beside the scores of other rows: the score kernel lets
- * this launch begin when it has seen the plan itself. */
+/* Until all shares of the row are scored; a block's barrier follows. One thread. */
+QUIRE_DEVICE void shares_wait(const struct shares &shares, const struct run_table &table, const uint32_t *row_shares) {
+  uint32_t count = 0; /* pieces that have units of the row */
+  for (int i = 0; i < shares.count; i++) {
+    count += table.units[2 * i] < table.units[2 * i + 1];
+  }
+  uint32_t scored;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(scored) : "l"(row_shares) : "memory");
+  } while (scored != count);
+}
+
+/* Runs beside the scores of other rows: the score kernel lets this launch begin when it has seen the plan itself, all its blocks
+ * being there by then, so that they end whatever waits for them here. */
 static __global__ void __launch_bounds__(SHARE_THREADS) merge_shares(const struct select_args args, int pieces) {
   extern __shared__ __align__(16) uint8_t share_bytes[];
   struct share_memory *memory = (struct share_memory *)share_bytes;
@@ -279,8 +278,12 @@ static __global__ void __launch_bounds__(SHARE_THREADS) merge_shares(const struc
   pieces_of(args, shares, pieces, table);
   runs_begin(group, memory, limit);
   topk_sync(group);
-  hopper_launch_wait();
-  bins_of(args, shares, table, memory->bins);
+  if (threadIdx.x == 0) {
+    shares_wait(shares, table, args.row_shares + row);
+  }
+  topk_sync(group);
+  static_assert(SHARE_THREADS == TOPK_BINS, "a thread a bin");
+  memory->bins[threadIdx.x] = args.row_bins[(int64_t)row * TOPK_BINS + threadIdx.x];
   struct topk_runs from = runs_of(args, shares, table, group);
   int32_t *to = args.indices_out + (int64_t)row * args.topk;
   if (!runs_list(group, from, memory, args.topk, limit, to)) {
@@ -290,6 +293,7 @@ static __global__ void __launch_bounds__(SHARE_THREADS) merge_shares(const struc
   if (threadIdx.x == 0) {
     args.counts_out[row] = args.topk;
   }
+  hopper_launch_wait(); /* so that what follows this launch follows the one before, too */
 }
 
 enum quire_status select_merge_shares(cudaStream_t stream, const struct select_args *args, int pieces) {

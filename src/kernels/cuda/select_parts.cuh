@@ -10,7 +10,8 @@
  *
  * Scratch:  plan | tiles [m] | codes [m][padded heads][128], swizzled | weights [m][padded heads]
  *   many    | lists [pieces][rows a tile][LIST] | slots [pieces][2][rows a tile][topk] | counts of the slots
- *   few     | tile of each row [m] | counts [shares][rows a tile][WARPS] | bins [shares][rows a tile][BINS] | candidates [keys of all rows]
+ *   few     | tile of each row [m] | counts [shares][rows a tile][WARPS] | bins and shares of each row [m] |
+ *           candidates [keys of all rows]
  *
  * Internal to the cuda kernels. */
 #ifndef QUIRE_KERNELS_CUDA_SELECT_PARTS_CUH
@@ -62,7 +63,9 @@ struct select_args {
   uint64_t *lists, *slots;
   int32_t *slot_counts;
   int32_t *tile_of; /* [m] of a row that scores; NULL: nobody asks */
-  uint32_t *share_counts, *share_bins;
+  uint32_t *share_counts;
+  uint32_t *row_bins;   /* [m][TOPK_BINS] of what all shares keep of a row; they grow while it is scored */
+  uint32_t *row_shares; /* [m] of a row, that are scored to their end */
   uint64_t *candidates;
   int32_t heads, heads_padded; /* padding: codes and weights 0 */
   int32_t topk;
@@ -75,17 +78,17 @@ static inline __device__ int64_t select_piece_begin(int64_t units, int piece, in
   return units * piece / pieces;
 }
 
-/* The tile in which a unit lies. */
+/* The tile in which a unit lies. A whole warp's work. */
 static inline __device__ int32_t select_tile_of(const struct select_args &args, int64_t unit) {
   int32_t low = 0;
-  int32_t high = args.plan->tiles - 1;
-  while (low < high) {
-    int32_t middle = (low + high + 1) / 2;
-    if (args.tiles[middle].begin <= unit) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
+  int32_t count = args.plan->tiles;
+  while (count > 1) {
+    int32_t step = (count + 31) / 32;
+    int32_t at = (int32_t)(threadIdx.x % 32) * step;
+    bool before = at < count && args.tiles[low + at].begin <= unit;
+    int32_t skipped = (__popc(__ballot_sync(~0u, before)) - 1) * step;
+    low += skipped;
+    count = count - skipped < step ? count - skipped : step;
   }
   return low;
 }

@@ -1,5 +1,6 @@
 /* Before the scores: block 0 plans the tiles, every other block quantises the heads of one row, or lists all it sees. */
 #include "base/assert.h"
+#include "kernels/cuda/cuda_topk.cuh"
 #include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/select_parts.cuh"
 
@@ -160,6 +161,16 @@ QUIRE_DEVICE void quantise_row(const struct select_args &args, int32_t row) {
   }
 }
 
+/* No share of the row has kept anything yet. */
+QUIRE_DEVICE void row_begin(const struct select_args &args, int32_t row) {
+  for (int i = threadIdx.x; i < TOPK_BINS; i += THREADS) {
+    args.row_bins[(int64_t)row * TOPK_BINS + i] = 0;
+  }
+  if (threadIdx.x == 0) {
+    args.row_shares[row] = 0;
+  }
+}
+
 static __global__ void __launch_bounds__(THREADS) prepare(const struct select_args args) {
   hopper_launch_next();
   if (blockIdx.x == 0) {
@@ -168,6 +179,9 @@ static __global__ void __launch_bounds__(THREADS) prepare(const struct select_ar
   }
   int32_t row = (int32_t)blockIdx.x - 1;
   if (select_span(args, row) > 0) {
+    if (args.row_bins != NULL) {
+      row_begin(args, row);
+    }
     quantise_row(args, row);
   } else if (args.scores_out == NULL) {
     take_all(args, row);
