@@ -16,6 +16,7 @@ static_assert(QUIRE_RANKS_MAX <= QUIRE_PEERS_MAX, "a map has room for every rank
 /* -- shape -------------------------------------------------------------------------------------------------------- */
 
 static int32_t local_pages_of(const struct quire_bank_config *config) {
+  QUIRE_ASSERT(config->rank.v >= 0 && config->geometry.storage_ranks > 0);
   quire_stripe_id stripe = {config->rank.v % config->geometry.storage_ranks};
   return quire_geometry_local_pages(&config->geometry, stripe);
 }
@@ -166,6 +167,7 @@ static bool apart(const struct extent *a, const struct extent *b) {
 
 /* The first bound part of the bank that is not apart from an extent; -1: none. */
 static int32_t part_in_the_way(const struct quire_bank *bank, const struct extent *e) {
+  QUIRE_ASSERT(e != NULL && bank->parts.count <= QUIRE_PARTS_MAX);
   for (int32_t i = 0; i < bank->parts.count; i++) {
     struct extent other = bank->bound[i] ? extent_of_part(bank, i) : (struct extent){0};
     if (!apart(e, &other)) {
@@ -226,6 +228,7 @@ enum quire_status quire_bank_bind(struct quire_bank *bank, int32_t part, void *b
 }
 
 static bool all_bound(const struct quire_bank *bank) {
+  QUIRE_ASSERT(bank->parts.count > 0);
   for (int32_t i = 0; i < bank->parts.count; i++) {
     if (!bank->bound[i]) {
       return false;
@@ -290,6 +293,7 @@ enum quire_status quire_bank_host(struct quire_bank *bank, void *base, int64_t b
 /* -- the worker's banks ------------------------------------------------------------------------------------------- */
 
 static bool same_parts(const struct quire_parts *a, const struct quire_parts *b) {
+  QUIRE_ASSERT(a->count > 0 && b->count > 0);
   bool same = a->count == b->count && a->page_tokens == b->page_tokens && a->format == b->format;
   for (int32_t i = 0; same && i < a->count; i++) {
     const struct quire_part *x = &a->part[i];
@@ -322,6 +326,7 @@ static struct extent extent_of_bank(const struct quire_bank *bank) {
 
 /* A copy between ranks reads one's memory and writes the other's, so no page of theirs may share a byte. */
 static enum quire_status memory_check(struct quire_bank *const *banks, int32_t ranks, struct quire_error *error_out) {
+  QUIRE_ASSERT(ranks > 0 && ranks <= QUIRE_PEERS_MAX);
   for (int32_t r = 1; r < ranks; r++) {
     for (int32_t s = 0; s < r; s++) {
       struct extent one = extent_of_bank(banks[r]), other = extent_of_bank(banks[s]);
@@ -379,6 +384,7 @@ enum quire_status quire_bank_connect(struct quire_bank *const *banks, int32_t ra
   struct quire_peer_map map = {.ranks = ranks};
   for (int32_t r = 0; r < ranks; r++) {
     map.rank[r] = quire_bank_peer(banks[r]);
+    QUIRE_ASSERT(map.rank[r].parts == banks[r]->parts.count);
   }
   for (int32_t r = 0; r < ranks; r++) {
     banks[r]->map = map;
@@ -458,6 +464,7 @@ static void run_job(void *args, struct quire_team *team) {
 
 static enum quire_status command_check(const struct quire_bank *bank, const struct quire_command *command,
                                        struct quire_error *error_out) {
+  QUIRE_ASSERT(command != NULL);
   const char *why = "";
   if (!quire_command_check(&bank->config.geometry, command, &why)) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "bank", "command refused: %s", why);

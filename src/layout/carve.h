@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/assert.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -22,6 +24,7 @@ struct quire_carve {
 
 /* count items of size bytes; NULL while base is NULL. */
 static inline void *quire_carve(struct quire_carve *carve, int64_t count, size_t size) {
+  QUIRE_ASSERT(count >= 0 && size > 0);
   size_t first = (carve->used + 63) & ~(size_t)63;
   carve->used = first + (size_t)count * size;
   return carve->base == NULL ? NULL : carve->base + first;

@@ -25,6 +25,7 @@ static bool page_in_bounds(const struct quire_geometry *geometry, quire_page pag
 }
 
 static uint32_t ranks_of_kind(const struct quire_geometry *geometry, const struct quire_command *command) {
+  QUIRE_ASSERT(quire_geometry_valid(geometry));
   switch (command->kind) {
   case QUIRE_COMMAND_COPY_PAGE:
     return quire_command_storing_ranks(geometry, command->target);

@@ -13,6 +13,7 @@ static void add_number(struct quire_hash128_stream *stream, int64_t number) {
 
 /* With its length, so that two texts side by side can not be cut elsewhere. */
 static void add_text(struct quire_hash128_stream *stream, const char *text) {
+  QUIRE_ASSERT(text != NULL);
   add_number(stream, (int64_t)strlen(text));
   quire_hash128_add(stream, text, strlen(text));
 }

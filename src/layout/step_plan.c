@@ -211,6 +211,7 @@ const struct quire_bias *quire_step_sampling_biases(const struct quire_step_plan
 }
 
 struct quire_step_kept quire_step_plan_kept(struct quire_step_plan *plan, const struct quire_step_limits *limits) {
+  QUIRE_ASSERT(plan != NULL && limits->entries_max > 0);
   uint8_t *base = (uint8_t *)plan;
   return (struct quire_step_kept){(struct quire_step_entry *)(base + entries_offset()),
                                   (int32_t *)(base + tokens_offset(limits))};
@@ -258,6 +259,7 @@ int32_t quire_step_entry_draft_producer(const struct quire_step_plan *plan, cons
 }
 
 static const char *entry_fault(const struct quire_step_plan *plan, const struct quire_step_entry *e) {
+  QUIRE_ASSERT(plan->ranks > 0 && plan->token_count >= 0 && plan->page_count >= 0);
   if (e->kind != QUIRE_ENTRY_PREFILL && e->kind != QUIRE_ENTRY_DECODE) {
     return "unknown entry kind";
   }

@@ -12,12 +12,14 @@ enum { EMPTY_LINES_MAX = 4 };
 static bool is_control(unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; }
 
 static enum quire_http_more scan_bad(const char **why_out, const char *why) {
+  QUIRE_ASSERT(why != NULL);
   *why_out = why;
   return QUIRE_HTTP_BAD;
 }
 
 /* One byte. DONE after the empty line's LF. */
 static enum quire_http_more scan_byte(struct quire_http_scan *scan, unsigned char c, const char **why_out) {
+  QUIRE_DEBUG(scan->state <= SCAN_EMPTY_CR);
   switch (scan->state) {
   case SCAN_CR:
     if (c != '\n') {
@@ -73,6 +75,7 @@ static bool is_token_char(unsigned char c) {
 }
 
 static bool is_token(struct quire_http_slice slice) {
+  QUIRE_ASSERT(slice.data != NULL || slice.bytes == 0);
   for (size_t i = 0; i < slice.bytes; i++) {
     if (!is_token_char((unsigned char)slice.data[i])) {
       return false;
@@ -100,6 +103,7 @@ bool quire_http_equal(struct quire_http_slice slice, const char *text) {
 }
 
 static struct quire_http_slice trim(const char *data, size_t bytes) {
+  QUIRE_ASSERT(data != NULL || bytes == 0);
   while (bytes > 0 && (*data == ' ' || *data == '\t')) {
     data++;
     bytes--;
@@ -147,12 +151,14 @@ bool quire_http_field(const struct quire_http_head *head, const char *name, stru
 }
 
 static int refuse(const char **why_out, int status, const char *why) {
+  QUIRE_ASSERT(status >= 400 && why != NULL);
   *why_out = why;
   return status;
 }
 
 /* The request's target: "/path?query", or "http://authority/path?query" as a proxy would get it. */
 static int parse_target(struct quire_http_slice target, struct quire_http_head *head, const char **why_out) {
+  QUIRE_ASSERT(target.data != NULL);
   for (size_t i = 0; i < target.bytes; i++) {
     unsigned char c = (unsigned char)target.data[i];
     if (c <= 0x20 || c >= 0x7f || c == '#') {

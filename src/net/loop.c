@@ -28,6 +28,7 @@ static void on_stop(evutil_socket_t fd, short what, void *context) {
   (void)fd;
   (void)what;
   struct quire_loop *loop = context;
+  QUIRE_ASSERT(loop->base != NULL);
   event_base_loopbreak(loop->base);
 }
 
@@ -116,6 +117,7 @@ static void on_event(evutil_socket_t fd, short what, void *context) {
   (void)fd;
   (void)what;
   struct quire_loop_watch *watch = context;
+  QUIRE_ASSERT(watch->call != NULL);
   watch->call(watch->context);
 }
 

@@ -63,6 +63,7 @@ static int64_t request_local_bytes(const struct quire_view_config *config) {
 }
 
 static int64_t gather_page_bytes(const struct quire_parts *parts) {
+  QUIRE_ASSERT(parts->page_tokens > 0);
   int32_t bytes[ARRAYS];
   row_bytes(parts, bytes);
   return (int64_t)parts->page_tokens * (bytes[ARRAY_LATENT] + bytes[ARRAY_KEY] + bytes[ARRAY_SCALE]);
@@ -181,12 +182,14 @@ static bool create_tables(struct quire_view *view) {
     offset += align64((int64_t)view->config.parts->part[i].row_bytes * view->config.local_rows);
   }
   view->request_bytes = offset;
+  QUIRE_ASSERT(offset > 0);
   return true;
 }
 
 /* -- the CPU's backend: tables are where they are built, and what is enqueued has run ---------------------------- */
 
 static enum quire_status cpu_open(struct quire_view *view, struct quire_error *error_out) {
+  QUIRE_ASSERT(view->target.nonfinite != NULL && view->draft.nonfinite != NULL);
   (void)error_out;
   view->target.flags = view->target.nonfinite;
   view->draft.flags = view->draft.nonfinite;
@@ -278,6 +281,7 @@ void quire_view_destroy(struct quire_view *view) {
     return;
   }
   struct table tables[VIEW_TABLES];
+  QUIRE_ASSERT(view->env != NULL);
   if (view->backend != NULL) {
     view->backend->close(view);
   }
@@ -336,6 +340,7 @@ static int32_t plan_token(const struct quire_view *view, int32_t entry, int32_t 
 
 /* Target rows of one kind of entry that this rank computes. */
 static void add_target_rows(struct quire_view *view, enum quire_entry_kind kind) {
+  QUIRE_ASSERT(view->plan != NULL);
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);
     if (entry->kind != (int32_t)kind) {
@@ -363,6 +368,7 @@ static void build_target(struct quire_view *view) {
     }
   }
   close_batch(rows, false);
+  QUIRE_ASSERT(rows->prefill_puts <= rows->batch.puts && rows->batch.puts <= rows->batch.m);
 }
 
 /* Row of the target batch that holds a position of an entry; the hidden state of a draft row comes from there. */
@@ -416,6 +422,7 @@ static void build_draft(struct quire_view *view) {
   }
   rows->batch.puts = rows->batch.m;
   close_batch(rows, true);
+  QUIRE_ASSERT(rows->prefill_puts <= rows->batch.puts && rows->batch.puts == rows->batch.m);
 }
 
 /* What the plan's own check cannot know: the bounds of this worker. */
@@ -446,6 +453,7 @@ static const char *entry_fault(const struct quire_view *view, const struct quire
 }
 
 static const char *plan_fault(const struct quire_view *view) {
+  QUIRE_ASSERT(view->plan != NULL);
   const char *why = NULL;
   int64_t fresh = 0;
   for (int32_t e = 0; why == NULL && e < view->plan->entry_count; e++) {

@@ -43,6 +43,7 @@ int64_t quire_view_debug_hashes(const struct quire_view_config *config) {
 }
 
 void quire_view_debug_wrote(struct quire_view *view, int32_t part, quire_local_page local, int32_t row) {
+  QUIRE_ASSERT(view->hashes == NULL || row < view->config.parts->page_tokens);
   if (view->hashes != NULL) {
     const uint8_t *page = quire_peer_page(&view->links.peers->rank[view->config.rank], part, local.v);
     view->hashes[row_index(view, part, local.v, row)] = hash_row(&view->config.parts->part[part], page, row);
@@ -61,6 +62,7 @@ void quire_view_where(const struct quire_view *view, int32_t part, quire_page pa
 }
 
 static void describe(struct quire_view *view, const char *what, int32_t part, quire_page page, int32_t row) {
+  QUIRE_ASSERT(what != NULL);
   if (view->debug_error.status == QUIRE_OK) {
     char where[QUIRE_VIEW_WHERE_BYTES];
     quire_view_where(view, part, page, row, where);
@@ -140,6 +142,7 @@ void quire_view_debug_sources(struct quire_view *view, int32_t part, const struc
 }
 
 enum quire_status quire_view_debug_end(const struct quire_view *view, struct quire_error *error_out) {
+  QUIRE_ASSERT(view != NULL);
   if (view->hashes != NULL && view->debug_error.status != QUIRE_OK && error_out != NULL) {
     *error_out = view->debug_error;
   }
@@ -151,6 +154,7 @@ bool quire_view_debug_faulty(const struct quire_view *view, enum quire_view_faul
 }
 
 void quire_view_debug_swap(const struct quire_view *view, const uint8_t **pages, int32_t count) {
+  QUIRE_ASSERT(count >= 0);
   if (quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_SWAP_PAGES) && count >= 2) {
     const uint8_t *first = pages[0];
     pages[0] = pages[1];

@@ -16,6 +16,7 @@
 #ifndef QUIRE_VIEW_VIEW_INTERNAL_H
 #define QUIRE_VIEW_VIEW_INTERNAL_H
 
+#include "base/assert.h"
 #include "view/view.h"
 
 #ifdef __cplusplus
@@ -116,6 +117,7 @@ static inline const struct quire_step_entry *quire_view_entry(const struct quire
 static inline int32_t quire_view_valid_rows(const struct quire_view *view, const struct quire_step_entry *entry,
                                             int32_t page) {
   int32_t rows = entry->prefix_end - page * view->config.geometry.page_tokens;
+  QUIRE_ASSERT(rows > 0);
   return rows < view->config.geometry.page_tokens ? rows : view->config.geometry.page_tokens;
 }
 

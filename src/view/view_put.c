@@ -88,6 +88,7 @@ static void assemble_run(void *args, struct quire_team *team) {
   (void)team;
   const struct quire_view_put_job *job = args;
   struct quire_view *view = job->view;
+  QUIRE_ASSERT(view->plan->ranks <= QUIRE_RANKS_MAX);
   int32_t next[QUIRE_RANKS_MAX] = {0};
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);
@@ -145,6 +146,7 @@ static void check_finite(struct quire_view *view, struct quire_view_rows *rows, 
 
 void quire_view_check_finite(struct quire_view *view, enum quire_part_model model, const float *x, int32_t n) {
   struct quire_view_rows *rows = model == QUIRE_PART_DRAFT ? &view->draft : &view->target;
+  QUIRE_ASSERT(x != NULL && n > 0 && rows->flags != NULL);
   view->links.kernels->finite(view->stream, (struct quire_finite){x, rows->flags, rows->batch.m, n, n});
 }
 

@@ -29,6 +29,7 @@ static bool plan_runs_draft(const struct quire_view *view) {
 enum quire_part_model quire_view_flat_model(const struct quire_view *view, int32_t flat, int32_t *layer_out) {
   int32_t targets = view->config.parts->target_layers;
   *layer_out = flat < targets ? flat : flat - targets;
+  QUIRE_ASSERT(*layer_out >= 0);
   return flat < targets ? QUIRE_PART_TARGET : QUIRE_PART_DRAFT;
 }
 
@@ -71,6 +72,7 @@ static void gather_run(void *args, struct quire_team *team) {
   (void)team;
   const struct gather_job *job = args;
   const struct quire_view *view = job->view;
+  QUIRE_ASSERT(job->flat >= 0 && view->plan != NULL);
   const struct quire_parts *parts = view->config.parts;
   int32_t page_tokens = view->config.geometry.page_tokens;
   int32_t layer;

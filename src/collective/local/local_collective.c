@@ -34,6 +34,7 @@ static enum quire_status local_create(const struct quire_env *env, const struct 
 }
 
 static void local_destroy(struct quire_collective *collective) {
+  QUIRE_ASSERT(collective != NULL);
   struct local *local = local_of(collective);
   quire_meeting_close(&local->meeting);
   quire_env_free(local->env, local, 1, sizeof *local);

@@ -57,6 +57,7 @@ static struct nccl *nccl_of(struct quire_collective *collective) {
 }
 
 static enum quire_status open_library(struct nccl_library *library, struct quire_error *error_out) {
+  QUIRE_ASSERT(library->handle == NULL);
   struct {
     const char *name;
     void *slot;
@@ -102,6 +103,7 @@ bool quire_nccl_describe(struct quire_nccl_info *info_out) {
 
 static void nccl_destroy(struct quire_collective *collective) {
   struct nccl *nccl = nccl_of(collective);
+  QUIRE_ASSERT(nccl->config.ranks == collective->ranks);
   for (int32_t r = 0; r < collective->ranks; r++) {
     if (nccl->comm[r] != NULL) {
       (void)(atomic_load(&nccl->broken) ? nccl->library.abort : nccl->library.destroy)(nccl->comm[r]);
@@ -116,6 +118,7 @@ static void nccl_destroy(struct quire_collective *collective) {
 }
 
 static enum quire_status start(struct nccl *nccl, struct quire_error *error_out) {
+  QUIRE_ASSERT(nccl->config.ranks > 0 && nccl->config.ranks <= QUIRE_COLLECTIVE_RANKS_MAX && nccl->stride > 0);
   int devices[QUIRE_COLLECTIVE_RANKS_MAX];
   const struct quire_collective_config *config = &nccl->config;
   enum quire_status status = open_library(&nccl->library, error_out);
@@ -136,6 +139,7 @@ static enum quire_status start(struct nccl *nccl, struct quire_error *error_out)
 
 static enum quire_status nccl_create(const struct quire_env *env, const struct quire_collective_config *config,
                                      struct quire_collective **collective_out, struct quire_error *error_out) {
+  QUIRE_ASSERT(config->ranks > 0 && config->ranks <= QUIRE_COLLECTIVE_RANKS_MAX);
   for (int32_t r = 0; r < config->ranks; r++) {
     if (config->device[r] == NULL || quire_device_kind_of(config->device[r]) != QUIRE_DEVICE_CUDA) {
       return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "nccl", "rank %d is not a GPU", (int)r);
@@ -178,6 +182,7 @@ static int gather(struct nccl *nccl, int32_t rank, const struct quire_block *blo
   const struct nccl_library *library = &nccl->library;
   void *comm = nccl->comm[rank];
   size_t mine = blocks[rank].bytes;
+  QUIRE_ASSERT(mine <= nccl->stride && nccl->comm[rank] != NULL);
   int result = library->group_start();
   for (int32_t r = 0; r < nccl->front.ranks && result == NCCL_SUCCESS; r++) {
     if (mine != 0) {
@@ -257,6 +262,7 @@ static enum quire_status nccl_fence(struct quire_collective *collective, int32_t
 
 static enum quire_status nccl_max_i32(struct quire_collective *collective, int32_t rank, int32_t value,
                                       int32_t *max_out) {
+  QUIRE_ASSERT(max_out != NULL);
   struct nccl *nccl = nccl_of(collective);
   const struct quire_meeting_cell *cells = NULL;
   struct quire_meeting_cell cell = {.operation = QUIRE_OPERATION_MAX, .value = value};

@@ -49,6 +49,7 @@ static enum quire_status peer_create(const struct quire_env *env, const struct q
 }
 
 static void peer_destroy(struct quire_collective *collective) {
+  QUIRE_ASSERT(collective != NULL);
   struct peer *peer = peer_of(collective);
   quire_meeting_close(&peer->meeting);
   quire_env_free(peer->env, peer, 1, sizeof *peer);
