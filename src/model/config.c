@@ -162,6 +162,7 @@ const char *quire_model_numerics(const struct quire_model_options *options, cons
 
 /* A number that this version takes in one value only. */
 static int32_t only_int(struct quire_json_reader *r, const char *key, int64_t value, bool needed) {
+  QUIRE_ASSERT(r != NULL && key != NULL);
   int64_t found =
       needed ? quire_json_need_int(r, key, INT32_MIN, INT32_MAX) : quire_json_int(r, key, INT32_MIN, INT32_MAX, value);
   if (!r->status && found != value) {
@@ -172,6 +173,7 @@ static int32_t only_int(struct quire_json_reader *r, const char *key, int64_t va
 }
 
 static void only_string(struct quire_json_reader *r, const char *key, const char *value) {
+  QUIRE_ASSERT(key != NULL && value != NULL);
   const char *found = quire_json_string(r, key, value);
   if (!r->status && strcmp(found, value) != 0) {
     quire_json_fail(r, QUIRE_ERR_UNSUPPORTED, key, "\"%.64s\" is not supported; only \"%s\" is", found, value);
@@ -188,6 +190,7 @@ static void only_bool(struct quire_json_reader *r, const char *key, bool value) 
 /* A dimension that is summed over: a multiple of DIM_STEP. */
 static int32_t dimension(struct quire_json_reader *r, const char *key) {
   int64_t found = quire_json_need_int(r, key, 1, DIM_MAX);
+  QUIRE_ASSERT(r->status != QUIRE_OK || (found >= 1 && found <= DIM_MAX));
   if (!r->status && found % DIM_STEP != 0) {
     quire_json_fail(r, QUIRE_ERR_UNSUPPORTED, key, "%lld is not supported; only multiples of %d are", (long long)found,
                     DIM_STEP);
@@ -223,6 +226,7 @@ static void read_attention(struct quire_json_reader *r, struct quire_model_confi
   c->rope_dim = only_int(r, "qk_rope_head_dim", QUIRE_ROPE_DIM, true);
   c->value_dim = dimension(r, "v_head_dim");
   c->qk_dim = c->nope_dim + c->rope_dim;
+  QUIRE_ASSERT(r->status != QUIRE_OK || (c->heads > 0 && c->heads <= QUIRE_MODEL_HEADS_MAX));
   if (!r->status && quire_json_int(r, "qk_head_dim", 0, INT32_MAX, c->qk_dim) != c->qk_dim && !r->status) {
     quire_json_fail(r, QUIRE_ERR_CORRUPT, "qk_head_dim",
                     "is not qk_nope_head_dim + qk_rope_head_dim = %d; correct one of the three", c->qk_dim);
@@ -244,6 +248,7 @@ static void read_attention(struct quire_json_reader *r, struct quire_model_confi
 /* YaRN's numbers, from rope_scaling or rope_parameters; returns mscale_all_dim. */
 static float read_yarn(struct quire_json_reader *r, const struct quire_model_config *c,
                        struct quire_rope_config *rope) {
+  QUIRE_ASSERT(c->positions > 0);
   rope->yarn = true;
   rope->factor = (float)quire_json_need_number(r, "factor", 1, 1e6);
   rope->original_positions = (int32_t)quire_json_need_int(r, "original_max_position_embeddings", 1, 1 << 24);
@@ -293,6 +298,7 @@ static void read_rope(struct quire_json_reader *r, struct quire_model_config *c)
     return;
   }
   struct quire_rope_config rope = {.factor = 1, .original_positions = c->positions, .attention_factor = 1};
+  QUIRE_ASSERT(c->positions > 0 && c->qk_dim > 0);
   float mscale_all_dim = 0;
   if (parameters || scaling) {
     struct quire_json_reader inner =
@@ -326,6 +332,7 @@ static void read_rope(struct quire_json_reader *r, struct quire_model_config *c)
 
 /* What a list of kinds says of layer i: 'F' it owns an indexer, 'S' it shares one, 0 neither. */
 static char index_kind(const json_t *list, size_t i) {
+  QUIRE_ASSERT(list != NULL);
   const char *text = json_is_array(list) ? json_string_value(json_array_get(list, i)) : json_string_value(list) + i;
   if (!text) {
     return 0;
@@ -402,6 +409,7 @@ static void read_index_layers(struct quire_json_reader *r, struct quire_model_co
 
 /* The class of layers' cache, as newer files say it. */
 static void check_layer_classes(struct quire_json_reader *r) {
+  QUIRE_ASSERT(r != NULL);
   const json_t *classes = quire_json_array(r, "layer_types");
   for (size_t i = 0; i < json_array_size(classes); i++) {
     const char *name = json_string_value(json_array_get(classes, i));
@@ -414,6 +422,7 @@ static void check_layer_classes(struct quire_json_reader *r) {
 
 /* deepseek_v32: every layer owns an indexer. */
 static void refuse_shared_index(struct quire_json_reader *r, struct quire_model_config *c) {
+  QUIRE_ASSERT(r->status != QUIRE_OK || (c->layers > 0 && c->layers <= QUIRE_MODEL_LAYERS_MAX));
   only_int(r, "index_topk_freq", 1, false);
   only_bool(r, "index_share_for_mtp_iteration", false);
   if (!r->status && quire_json_get(r, "index_topk_pattern")) {
@@ -447,6 +456,7 @@ static void read_indexer(struct quire_json_reader *r, struct quire_model_config 
   }
   c->index_rope_layout = quire_json_bool(r, "indexer_rope_interleave", glm) ? QUIRE_ROPE_INTERLEAVED : QUIRE_ROPE_HALF;
   c->index_weight_scale = (float)(1.0 / sqrt((double)c->index_heads * QUIRE_INDEX_DIM));
+  QUIRE_ASSERT(r->status != QUIRE_OK || c->index_heads > 0);
   check_layer_classes(r);
   if (glm && !r->status) {
     read_index_layers(r, c);
@@ -458,6 +468,7 @@ static void read_indexer(struct quire_json_reader *r, struct quire_model_config 
 
 /* Which layers are mixtures: the first first_k_dense_replace are not; mlp_layer_types says it layer by layer. */
 static void read_layer_types(struct quire_json_reader *r, struct quire_model_config *c) {
+  QUIRE_ASSERT(r->status != QUIRE_OK || (c->layers > 0 && c->layers <= QUIRE_MODEL_LAYERS_MAX));
   const json_t *kinds = quire_json_array(r, "mlp_layer_types");
   int64_t dense = kinds ? quire_json_int(r, "first_k_dense_replace", 0, c->layers, -1)
                         : quire_json_need_int(r, "first_k_dense_replace", 0, c->layers);
@@ -501,6 +512,7 @@ static void read_experts(struct quire_json_reader *r, struct quire_model_config 
     return;
   }
   if (c->experts % c->groups != 0) {
+    QUIRE_ASSERT(c->groups > 0);
     quire_json_fail(r, QUIRE_ERR_CORRUPT, "n_group", "%d does not divide n_routed_experts (%d); correct one", c->groups,
                     c->experts);
   } else if (c->groups > 1 && c->experts / c->groups < 2) {
@@ -541,6 +553,7 @@ static void read_eos(struct quire_json_reader *r, int32_t vocab, int32_t *eos, i
 }
 
 static void read_tokens(struct quire_json_reader *r, struct quire_model_config *c) {
+  QUIRE_ASSERT(r->status != QUIRE_OK || c->vocab > 0);
   c->bos = (int32_t)quire_json_int(r, "bos_token_id", 0, c->vocab - 1, -1);
   c->pad = (int32_t)quire_json_int(r, "pad_token_id", -1, c->vocab - 1, -1);
   read_eos(r, c->vocab, c->eos, &c->eos_count);
@@ -554,6 +567,7 @@ static void read_tokens(struct quire_json_reader *r, struct quire_model_config *
 /* Says only how the file was made: whether a matrix is fp8 is decided by its scales. But blocks of another size or
  * another kind of numbers would be another arithmetic. */
 static void read_quantisation(struct quire_json_reader *r) {
+  QUIRE_ASSERT(r != NULL);
   static const char *const known[] = {"quant_method",      "fmt",       "activation_scheme",
                                       "weight_block_size", "scale_fmt", NULL};
   static const char *const ignored[] = {"modules_to_not_convert", "ignored_layers", "ignore", NULL};
@@ -615,6 +629,7 @@ static enum quire_status read_config(const json_t *root, struct quire_model_conf
     return reader.status;
   }
   count_parameters(&config);
+  QUIRE_ASSERT(config.layers > 0 && config.vocab > 0 && config.hidden > 0);
   *config_out = config;
   return QUIRE_OK;
 }
@@ -655,6 +670,7 @@ static struct quire_generation_config generation_default(const struct quire_mode
 
 /* Sampling we do not have is worth a line: the model's makers meant it, and requests will not get it. */
 static void warn_unknown(const struct quire_env *env, const json_t *root) {
+  QUIRE_ASSERT(env != NULL && root != NULL);
   static const char *const known[] = {"temperature",
                                       "top_p",
                                       "top_k",
@@ -683,6 +699,7 @@ static enum quire_status read_generation(const struct quire_env *env, const json
                                          const struct quire_model_config *config,
                                          struct quire_generation_config *generation_out,
                                          struct quire_error *error_out) {
+  QUIRE_ASSERT(config->vocab > 0);
   struct quire_json_reader reader = quire_json_reader(root, GENERATION_NAME, error_out);
   struct quire_generation_config generation = generation_default(config);
   generation.temperature = (float)quire_json_number(&reader, "temperature", 0, 100, 1);

@@ -127,6 +127,7 @@ static int64_t list_buffers(struct quire_forward *f, const struct quire_forward_
 }
 
 int64_t quire_forward_bytes(const struct quire_forward_config *config) {
+  QUIRE_ASSERT(config != NULL && config->model != NULL);
   struct quire_forward probe;
   struct buffer list[BUFFERS];
   return list_buffers(&probe, config, list);
@@ -163,6 +164,7 @@ enum quire_status quire_forward_create(const struct quire_env *env, const struct
 
 void quire_forward_destroy(struct quire_forward *forward) {
   if (forward != NULL) {
+    QUIRE_ASSERT(forward->env != NULL);
     quire_memory_destroy(forward->memory);
     quire_env_free(forward->env, forward, 1, sizeof *forward);
   }
@@ -371,6 +373,7 @@ static void select_positions(struct layer_run *run) {
 }
 
 static void add_out(struct quire_forward *f, int32_t rows) {
+  QUIRE_ASSERT(rows >= 0);
   int32_t h = f->config.model->hidden;
   f->links.kernels->add(f->stream, (struct quire_add){f->x, f->out, rows, h, h, h});
 }
@@ -542,6 +545,7 @@ static void draft_input(struct quire_forward *f, const struct quire_view_batch *
 /* Draft rows need no more than the projections that end in the cache, unless the whole layer is asked for. */
 static enum quire_status run_draft(struct quire_forward *f, struct quire_view *view, bool full,
                                    struct quire_error *error_out) {
+  QUIRE_ASSERT(f->config.model->mtp_layers == 1);
   struct layer_run run = {
       .f = f,
       .view = view,

@@ -84,6 +84,7 @@ static enum quire_status no_memory(struct quire_error *error) {
 
 static enum quire_status corrupt(const struct shard *shard, const char *tensor, const char *what,
                                  struct quire_error *error) {
+  QUIRE_ASSERT(what != NULL);
   if (!tensor) {
     return quire_error_set(error, QUIRE_ERR_CORRUPT, shard->name, "%s; download the file again", what);
   }
@@ -157,6 +158,7 @@ static enum quire_status read_tensor(const struct shard *shard, const json_t *en
     return corrupt(shard, tensor->name, "its data_offsets do not hold as many bytes as its shape and type need", error);
   }
   tensor->data = data + begin;
+  QUIRE_ASSERT(tensor->bytes <= data_bytes - (size_t)begin);
   return QUIRE_OK;
 }
 
@@ -188,6 +190,7 @@ static enum quire_status reserve(struct quire_safetensors *s, int32_t more, stru
 }
 
 static int compare_places(const void *a, const void *b) {
+  QUIRE_ASSERT(a != NULL && b != NULL);
   const struct quire_tensor *x = a, *y = b;
   if (x->data != y->data) {
     return (const uint8_t *)x->data < (const uint8_t *)y->data ? -1 : 1;
@@ -290,6 +293,7 @@ static enum quire_status read_shard(struct quire_safetensors *s, struct quire_er
 /* ---- all files ---- */
 
 static const char *base_name(const char *path) {
+  QUIRE_ASSERT(path != NULL);
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
 }
@@ -310,6 +314,7 @@ static enum quire_status add_shard(struct quire_safetensors *s, const char *name
 }
 
 static enum quire_status open_shard(struct quire_safetensors *s, const char *path, struct quire_error *error) {
+  QUIRE_ASSERT(s->shard_count < s->shard_capacity);
   enum quire_status status = add_shard(s, base_name(path), error);
   status = status ? status : quire_file_map(path, &s->shards[s->shard_count - 1].mapping, error);
   return status ? status : read_shard(s, error);
@@ -341,6 +346,7 @@ static enum quire_status build_map(struct quire_safetensors *s, struct quire_err
 
 /* Every tensor of the index is in the file it names, and there are no others. */
 static enum quire_status check_index(const struct quire_safetensors *s, json_t *weights, struct quire_error *error) {
+  QUIRE_ASSERT(s->count >= 0 && json_is_object(weights));
   const char *name;
   json_t *file;
   json_object_foreach(weights, name, file) {
@@ -396,6 +402,7 @@ static enum quire_status list_files(json_t *weights, const char **names, int32_t
 }
 
 static enum quire_status reserve_shards(struct quire_safetensors *s, int32_t count, struct quire_error *error) {
+  QUIRE_ASSERT(s->shards == NULL && count > 0);
   s->shards = quire_env_zalloc(s->env, (size_t)count, sizeof *s->shards);
   s->shard_capacity = s->shards ? count : 0;
   return s->shards ? QUIRE_OK : no_memory(error);
@@ -403,6 +410,7 @@ static enum quire_status reserve_shards(struct quire_safetensors *s, int32_t cou
 
 static enum quire_status open_index(struct quire_safetensors *s, const char *dir, const json_t *index,
                                     struct quire_error *error) {
+  QUIRE_ASSERT(s->shards == NULL);
   struct quire_json_reader reader = quire_json_reader(index, INDEX_NAME, error);
   json_t *weights = (json_t *)(uintptr_t)quire_json_need_object(&reader, "weight_map");
   if (reader.status) {
@@ -426,12 +434,14 @@ static enum quire_status open_index(struct quire_safetensors *s, const char *dir
 }
 
 static enum quire_status open_single(struct quire_safetensors *s, const char *path, struct quire_error *error) {
+  QUIRE_ASSERT(s->shards == NULL);
   enum quire_status status = reserve_shards(s, 1, error);
   status = status ? status : open_shard(s, path, error);
   return status ? status : build_map(s, error);
 }
 
 static enum quire_status open_path(struct quire_safetensors *s, const char *path, struct quire_error *error) {
+  QUIRE_ASSERT(s->shards == NULL && path != NULL);
   char inner[PATH_BYTES];
   struct stat info;
   if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
@@ -506,6 +516,7 @@ void quire_safetensors_close(struct quire_safetensors *s) {
   }
   for (int32_t i = 0; i < s->shard_count; i++) {
     struct shard *shard = &s->shards[i];
+    QUIRE_ASSERT(s->shard_count <= s->shard_capacity);
     if (!s->adopted && shard->mapping.data) {
       quire_file_unmap(&shard->mapping);
     }

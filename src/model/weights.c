@@ -67,6 +67,7 @@ static void fail(struct loader *l, enum quire_status status, const char *format,
     __attribute__((format(printf, 3, 4)));
 
 static void fail(struct loader *l, enum quire_status status, const char *format, ...) {
+  QUIRE_ASSERT(status != QUIRE_OK);
   if (l->status) {
     return;
   }
@@ -108,6 +109,7 @@ static void copy_free(struct loader *l, const void *copy) {
     at = &(*at)->next;
   }
   struct block *block = *at;
+  QUIRE_ASSERT(l->loaded->weights.copied_bytes >= block->bytes - sizeof *block);
   *at = block->next;
   l->loaded->weights.copied_bytes -= block->bytes - sizeof *block;
   env->dealloc(env->context, block, block->bytes);
@@ -137,6 +139,7 @@ static void *piece_alloc(struct loader *l, size_t bytes) {
   }
   void *at = piece->data + piece->used;
   piece->used += size;
+  QUIRE_ASSERT(piece->used <= piece->bytes);
   loaded->weights.packed_bytes += size;
   return at;
 }
@@ -148,6 +151,7 @@ static bool can_pack(const struct loader *l, const struct quire_weight *weight) 
 /* ---- tensors ---- */
 
 static const struct quire_tensor *find(const struct loader *l, const char *suffix) {
+  QUIRE_ASSERT(suffix != NULL && suffix[0] != '\0');
   char name[NAME_BYTES];
   snprintf(name, sizeof name, "%s%s", l->prefix, suffix);
   return quire_safetensors_find(l->args->tensors, name);
@@ -168,6 +172,7 @@ static const struct quire_tensor *need(struct loader *l, const char *suffix) {
   l->used[tensor - quire_safetensors_at(l->args->tensors, 0)] = 1;
   l->done += tensor->bytes;
   if (l->args->progress) {
+    QUIRE_ASSERT(l->done <= l->total);
     l->args->progress(l->args->progress_context, l->done, l->total);
   }
   return tensor;
@@ -205,6 +210,7 @@ static void fail_type(struct loader *l, const struct quire_tensor *tensor, const
 /* The tensor's bytes where they are, or a copy when the file misaligns them. */
 static const void *in_place(struct loader *l, const struct quire_tensor *tensor) {
   const size_t align = (size_t)quire_tensor_type_bytes(tensor->type);
+  QUIRE_ASSERT(align > 0);
   if ((uintptr_t)tensor->data % align == 0) {
     l->loaded->weights.mapped_bytes += tensor->bytes;
     return tensor->data;
@@ -283,6 +289,7 @@ static const struct quire_tensor *scales(struct loader *l, const char *suffix, i
 }
 
 static const uint16_t *rounded_copy(struct loader *l, const struct quire_tensor *tensor, int64_t count) {
+  QUIRE_ASSERT(count > 0);
   uint16_t *copy = copy_alloc(l, (size_t)count * sizeof *copy);
   for (int64_t i = 0; copy && i < count; i++) {
     copy[i] = quire_bf16_round(stored_value(tensor, i));
@@ -316,6 +323,7 @@ static struct stored stored_matrix(struct loader *l, const char *suffix, int32_t
 
 /* A matrix that was resolved, packed where it can be; what it was packed from is given back. */
 static struct quire_weight packed(struct loader *l, const struct quire_tensor *tensor, struct quire_weight rows) {
+  QUIRE_ASSERT(rows.data != NULL || l->status != QUIRE_OK);
   struct quire_weight weight = rows;
   if (!can_pack(l, &rows)) {
     return rows;
@@ -372,6 +380,7 @@ static void dequantised_row(struct stored stored, int64_t row, float out[QUIRE_L
 }
 
 static void store_value(const struct quire_weight *weight, int64_t index, float value) {
+  QUIRE_ASSERT(index >= 0);
   if (weight->dtype == QUIRE_DTYPE_F32) {
     ((float *)(uintptr_t)weight->data)[index] = value;
   } else {
@@ -397,6 +406,7 @@ static void pack_heads(struct loader *l, struct quire_head_weights *heads) {
     return;
   }
   const int64_t bytes = quire_weight_packed_bytes(&first);
+  QUIRE_ASSERT(bytes > 0 && bytes % (int64_t)sizeof(uint16_t) == 0);
   uint8_t *data = piece_alloc(l, (size_t)(bytes * l->config->heads));
   if (!data) {
     return;
@@ -472,6 +482,7 @@ static struct quire_expert mlp(struct loader *l, const char *prefix, int32_t wid
 
 static void load_moe(struct loader *l, struct quire_layer_weights *layer) {
   const struct quire_model_config *c = l->config;
+  QUIRE_ASSERT(c->experts > 0 && c->experts_per_token <= c->experts);
   static const char *const fused[] = {"mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj.weight",
                                       "mlp.experts.down_proj", "mlp.experts.down_proj.weight"};
   for (size_t i = 0; i < sizeof fused / sizeof fused[0]; i++) {
@@ -498,6 +509,7 @@ static void load_moe(struct loader *l, struct quire_layer_weights *layer) {
 
 static void load_index(struct loader *l, struct quire_index_weights *index) {
   const struct quire_model_config *c = l->config;
+  QUIRE_ASSERT(c->index_heads > 0);
   index->wq_b = matrix(l, "self_attn.indexer.wq_b.weight", c->index_heads * c->index_dim, c->q_rank, USE_GEMM);
   index->wk = matrix(l, "self_attn.indexer.wk.weight", c->index_dim, c->hidden, USE_GEMM);
   index->weights = matrix(l, "self_attn.indexer.weights_proj.weight", c->index_heads, c->hidden, USE_AS_STORED);
@@ -549,6 +561,7 @@ static void load_mtp(struct loader *l) {
 
 static void load_all(struct loader *l) {
   const struct quire_model_config *c = l->config;
+  QUIRE_ASSERT(c->layers > 0 && c->layers <= QUIRE_MODEL_LAYERS_MAX);
   struct quire_model_weights *weights = &l->loaded->weights;
   l->prefix[0] = '\0';
   weights->embed = matrix(l, "model.embed_tokens.weight", c->vocab, c->hidden, USE_AS_STORED);
@@ -573,6 +586,7 @@ static void load_all(struct loader *l) {
 
 /* A tensor that may be in a checkpoint without being read: tables some exporters add, and a draft layer that is off. */
 static bool may_be_unused(const struct loader *l, const char *name) {
+  QUIRE_ASSERT(name != NULL);
   static const char table[] = ".rotary_emb.inv_freq";
   char draft[48];
   const size_t length = strlen(name);
@@ -582,6 +596,7 @@ static bool may_be_unused(const struct loader *l, const char *name) {
 }
 
 static void check_unused(struct loader *l) {
+  QUIRE_ASSERT(l->used != NULL);
   for (int32_t i = 0; i < quire_safetensors_count(l->args->tensors) && !l->status; i++) {
     const char *name = quire_safetensors_at(l->args->tensors, i)->name;
     if (!l->used[i] && !may_be_unused(l, name)) {
@@ -593,6 +608,7 @@ static void check_unused(struct loader *l) {
 }
 
 static void choose_mtp(struct loader *l) {
+  QUIRE_ASSERT(l->config->mtp_layers >= 0 && l->config->mtp_layers <= 1);
   snprintf(l->prefix, sizeof l->prefix, "model.layers.%d.", l->config->layers);
   const bool there = find(l, "eh_proj.weight") != NULL;
   if (l->args->mtp == QUIRE_MTP_ON && l->config->mtp_layers == 0) {
@@ -652,6 +668,7 @@ void quire_model_weights_close(const struct quire_model_weights *weights) {
     return;
   }
   struct loaded *loaded = (struct loaded *)(uintptr_t)weights;
+  QUIRE_ASSERT(loaded->env != NULL);
   const struct quire_env *env = loaded->env;
   for (struct block *block = loaded->blocks; block;) {
     struct block *next = block->next;

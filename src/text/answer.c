@@ -90,6 +90,7 @@ void quire_answer_destroy(struct quire_answer *answer) {
     return;
   }
   const struct quire_env *env = answer->env;
+  QUIRE_ASSERT(env != NULL);
   quire_stop_match_destroy(answer->stops);
   quire_env_free(env, answer->memory, answer->memory_bytes, 1);
   quire_env_free(env, answer->stop_texts, answer->stop_count, sizeof *answer->stop_texts);

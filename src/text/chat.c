@@ -171,6 +171,7 @@ static void put(struct writer *w, enum mark mark) {
 
 /* Bytes of the white space at text, as Python's str.strip() understands it; 0: there is none. */
 static size_t space_at(const uint8_t *text, size_t bytes) {
+  QUIRE_ASSERT(text != NULL || bytes == 0);
   const uint8_t first = bytes > 0 ? text[0] : 'x';
   if ((first >= 9 && first <= 13) || (first >= 28 && first <= 32)) {
     return 1;
@@ -188,6 +189,7 @@ static size_t space_at(const uint8_t *text, size_t bytes) {
 }
 
 static struct piece strip(struct piece piece) {
+  QUIRE_ASSERT(piece.text != NULL || piece.bytes == 0);
   for (size_t space; (space = space_at((const uint8_t *)piece.text, piece.bytes)) > 0;) {
     piece.text += space;
     piece.bytes -= space;
@@ -202,6 +204,7 @@ static struct piece strip(struct piece piece) {
 }
 
 static struct piece strip_newlines(struct piece piece, bool front, bool back) {
+  QUIRE_ASSERT(piece.text != NULL || piece.bytes == 0);
   while (front && piece.bytes > 0 && piece.text[0] == '\n') {
     piece.text++;
     piece.bytes--;
@@ -247,6 +250,7 @@ static struct answer split_answer(const struct quire_chat_message *message, bool
   const size_t rest = find(text, "</think>", true) + strlen("</think>");
   struct piece before = strip_newlines((struct piece){text.text, close}, false, trim);
   const size_t open = find(before, "<think>", true);
+  QUIRE_ASSERT(rest <= text.bytes && open <= before.bytes);
   const size_t from = open < before.bytes ? open + strlen("<think>") : 0;
   answer.reasoning = strip_newlines((struct piece){before.text + from, before.bytes - from}, trim, false);
   answer.content = strip_newlines((struct piece){text.text + rest, text.bytes - rest}, trim, false);
@@ -258,6 +262,7 @@ static struct answer split_answer(const struct quire_chat_message *message, bool
 
 /* Index of the last user message, -1: there is none. */
 static ptrdiff_t last_user(const struct quire_chat_request *request) {
+  QUIRE_ASSERT(request->messages != NULL || request->count == 0);
   for (size_t i = request->count; i-- > 0;) {
     if (request->messages[i].role == QUIRE_CHAT_USER) {
       return (ptrdiff_t)i;
@@ -270,6 +275,7 @@ static ptrdiff_t last_user(const struct quire_chat_request *request) {
  * opening of an answer belongs to the user's turn before it. Reasoning before the last user's turn has no place, whether
  * or not one wants to keep it. */
 static void write_deepseek(struct writer *w, const struct quire_chat_request *request, bool thinking) {
+  QUIRE_ASSERT(w->chat->format == QUIRE_CHAT_DEEPSEEK_V32);
   const ptrdiff_t user = last_user(request);
   put(w, MARK_BEGIN);
   for (size_t i = 0; i < request->count; i++) {
@@ -320,6 +326,7 @@ static void write_glm_answer(struct writer *w, const struct quire_chat_message *
 
 /* [gMASK]<sop><|system|>text<|user|>text<|assistant|></think>answer<|user|>...<|assistant|><think> */
 static void write_glm(struct writer *w, const struct quire_chat_request *request, bool thinking) {
+  QUIRE_ASSERT(w->chat->format != QUIRE_CHAT_DEEPSEEK_V32);
   const ptrdiff_t user = last_user(request);
   put(w, MARK_BEGIN);
   put(w, MARK_SOP);
@@ -368,6 +375,7 @@ static enum quire_status check(const struct quire_chat *chat, const struct quire
 
 /* Writes into w, whose outputs are set; result_out->tokens is left to the caller. */
 static enum quire_status write_prompt(struct writer *w, const struct quire_chat_request *request, bool *thinking_out) {
+  QUIRE_ASSERT((size_t)w->chat->format < sizeof FORMATS / sizeof FORMATS[0]);
   const struct format *format = &FORMATS[w->chat->format];
   const enum quire_status status = check(w->chat, request, w->error);
   if (status) {

@@ -15,6 +15,7 @@
 #define CONFIG_BYTES_MAX ((size_t)16 << 20)
 
 static enum quire_status join(const char *dir, const char *name, char path[PATH_BYTES], struct quire_error *error_out) {
+  QUIRE_ASSERT(dir != NULL && name != NULL);
   if ((size_t)snprintf(path, PATH_BYTES, "%s/%s", dir, name) >= PATH_BYTES) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, name, "the folder's path is too long; move the model");
   }
@@ -22,6 +23,7 @@ static enum quire_status join(const char *dir, const char *name, char path[PATH_
 }
 
 static enum quire_chat_format recognise(const char *text) {
+  QUIRE_ASSERT(text != NULL);
   if (strstr(text, "Reasoning Effort")) {
     return QUIRE_CHAT_GLM52;
   }
@@ -30,6 +32,7 @@ static enum quire_chat_format recognise(const char *text) {
 
 /* The template inside tokenizer_config.json: a text, or a list of {name, template} whose first counts. */
 static const char *inner_template(const json_t *config) {
+  QUIRE_ASSERT(config != NULL);
   const json_t *value = json_object_get(config, "chat_template");
   if (json_is_array(value)) {
     value = json_object_get(json_array_get(value, 0), "template");
@@ -65,6 +68,7 @@ static enum quire_status read_template(const struct quire_env *env, const char *
 }
 
 static enum quire_chat_format by_indexers(const json_t *config) {
+  QUIRE_ASSERT(config != NULL);
   const json_t *types = json_object_get(config, "indexer_types");
   for (size_t i = 0; i < json_array_size(types); i++) {
     const char *type = json_string_value(json_array_get(types, i));

@@ -64,6 +64,7 @@ struct encoder {
 };
 
 static bool fail(struct encoder *e, enum quire_status status, const char *text) {
+  QUIRE_ASSERT(status != QUIRE_OK && text != NULL);
   e->status = quire_error_set(e->error, status, "tokenizer", "%s", text);
   return false;
 }
@@ -184,6 +185,7 @@ static void offer(struct encoder *e, int32_t at) {
     return;
   }
   const struct symbol *left = &e->symbols[at];
+  QUIRE_ASSERT(left->id >= 0 && left->id < e->tokenizer->vocab);
   int32_t right = e->symbols[left->next].id;
   uint32_t rank = quire_merge_find(e->tokenizer, left->id, right).rank;
   if (rank != QUIRE_TOKENIZER_RANK_NONE) {
@@ -192,6 +194,7 @@ static void offer(struct encoder *e, int32_t at) {
 }
 
 static void scratch_free(struct encoder *e) {
+  QUIRE_ASSERT((e->symbols == NULL && e->heap == NULL) || e->scratch_bytes > 0);
   const struct quire_env *env = e->tokenizer->env;
   quire_env_free(env, e->symbols, e->scratch_bytes, sizeof *e->symbols);
   quire_env_free(env, e->heap, 3 * e->scratch_bytes, sizeof *e->heap);
@@ -202,6 +205,7 @@ static void scratch_free(struct encoder *e) {
 
 /* A piece of n bytes starts with n - 1 candidates, and each of at most n - 1 merges adds two. */
 static bool scratch_reserve(struct encoder *e, size_t bytes) {
+  QUIRE_ASSERT(bytes > 0);
   if (bytes <= e->scratch_bytes) {
     return true;
   }
@@ -301,6 +305,7 @@ static bool split(struct encoder *e, int32_t level, const uint8_t *text, size_t 
 
 /* Text without added tokens: well-formed runs go through the splits, each run of other bytes is a piece. */
 static bool encode_plain(struct encoder *e, const uint8_t *text, size_t bytes) {
+  QUIRE_ASSERT(text != NULL || bytes == 0);
   const uint8_t *end = text + bytes;
   while (text < end) {
     const uint8_t *at = text;
@@ -378,6 +383,7 @@ static bool cut_added(struct encoder *e, int pass, const uint8_t *text, size_t b
 }
 
 static bool encoder_begin(struct encoder *e, size_t bytes) {
+  QUIRE_ASSERT(e->match == NULL && e->words == NULL);
   pcre2_general_context *general = e->tokenizer->general;
   e->match = pcre2_match_data_create(1, general);
   e->context = pcre2_match_context_create(general);
@@ -395,6 +401,7 @@ static bool encoder_begin(struct encoder *e, size_t bytes) {
 }
 
 static void encoder_end(struct encoder *e) {
+  QUIRE_ASSERT(e->tokenizer != NULL);
   pcre2_match_data_free(e->match);
   pcre2_match_context_free(e->context);
   pcre2_jit_stack_free(e->stack);
@@ -463,6 +470,7 @@ static void sink_add(struct sink *sink, const void *bytes, size_t count) {
 
 /* Can these bytes (1 to 3 of them, not well-formed) still become a character? */
 static bool incomplete(const uint8_t *bytes, size_t count) {
+  QUIRE_ASSERT(count >= 1 && count <= 4);
   /* the completion nearest to every bound: the first continuation of the class the lead and second byte allow */
   uint8_t whole[4] = {bytes[0], 0x80, 0x80, 0x80};
   if (count == 1) {
@@ -476,6 +484,7 @@ static bool incomplete(const uint8_t *bytes, size_t count) {
 /* Bytes of the maximal part of an ill-formed sequence that U+FFFD stands for: as many as could still have become a
  * character, at least one. */
 static size_t invalid_part(const uint8_t *bytes, size_t count) {
+  QUIRE_ASSERT(count >= 1);
   size_t part = 1;
   while (part < count && part < 3 && incomplete(bytes, part + 1)) {
     part++;
@@ -484,6 +493,7 @@ static size_t invalid_part(const uint8_t *bytes, size_t count) {
 }
 
 static void sink_invalid(struct sink *sink, const uint8_t *bytes, size_t count, uint32_t flags) {
+  QUIRE_ASSERT(count >= 1);
   if (flags & QUIRE_DECODE_REPLACE) {
     sink_add(sink, "\xef\xbf\xbd", 3);
   } else {
@@ -532,6 +542,7 @@ static void stream_add(struct quire_text_stream *stream, struct sink *sink, cons
 }
 
 static void stream_end(struct quire_text_stream *stream, struct sink *sink) {
+  QUIRE_ASSERT(stream->held_bytes >= 0 && stream->held_bytes <= (int32_t)sizeof stream->held);
   if (stream->held_bytes > 0) {
     sink_invalid(sink, stream->held, (size_t)stream->held_bytes, stream->flags);
     stream->held_bytes = 0;
@@ -540,6 +551,7 @@ static void stream_end(struct quire_text_stream *stream, struct sink *sink) {
 
 static void stream_token(const struct quire_tokenizer *tokenizer, struct quire_text_stream *stream, int32_t token,
                          struct sink *sink) {
+  QUIRE_ASSERT(stream->held_bytes >= 0 && stream->held_bytes <= (int32_t)sizeof stream->held);
   size_t bytes;
   const char *text = quire_tokenizer_token(tokenizer, token, &bytes);
   if (text && !((stream->flags & QUIRE_DECODE_SKIP_SPECIAL) && quire_tokenizer_is_special(tokenizer, token))) {

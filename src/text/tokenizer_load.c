@@ -31,12 +31,14 @@ struct loader {
 };
 
 static enum quire_status refuse(struct loader *l, const char *where, const char *what) {
+  QUIRE_ASSERT(where != NULL && what != NULL);
   char full[QUIRE_WHERE_BYTES];
   snprintf(full, sizeof full, FILE_NAME ": %s", where);
   return quire_error_set(l->error, QUIRE_ERR_UNSUPPORTED, full, "%s", what);
 }
 
 static enum quire_status corrupt(struct loader *l, const char *where, const char *what, const json_t *value) {
+  QUIRE_ASSERT(where != NULL && what != NULL);
   char full[QUIRE_WHERE_BYTES], shown[QUIRE_JSON_SHOW_BYTES];
   snprintf(full, sizeof full, FILE_NAME ": %s", where);
   return quire_error_set(l->error, QUIRE_ERR_CORRUPT, full, "%s (%s); restore the file", what,
@@ -53,6 +55,7 @@ static enum quire_status no_memory(struct loader *l) {
 
 static void *regex_alloc(size_t size, void *context) {
   const struct quire_env *env = context;
+  QUIRE_ASSERT(env != NULL);
   if (size > SIZE_MAX - BLOCK_HEADER) {
     return NULL;
   }
@@ -66,6 +69,7 @@ static void *regex_alloc(size_t size, void *context) {
 
 static void regex_free(void *memory, void *context) {
   const struct quire_env *env = context;
+  QUIRE_ASSERT(env != NULL);
   if (memory) {
     uint8_t *block = (uint8_t *)memory - BLOCK_HEADER;
     size_t size;
@@ -98,10 +102,12 @@ static enum quire_status translate(struct loader *l, const char *pattern, char *
     }
   }
   out[used] = '\0';
+  QUIRE_ASSERT(used < size);
   return QUIRE_OK;
 }
 
 static enum quire_status add_split(struct loader *l, const char *pattern, bool literal) {
+  QUIRE_ASSERT(l->tokenizer->split_count <= QUIRE_TOKENIZER_SPLITS_MAX);
   struct quire_tokenizer *t = l->tokenizer;
   char translated[PATTERN_BYTES_MAX];
   if (t->split_count == QUIRE_TOKENIZER_SPLITS_MAX) {
@@ -145,6 +151,7 @@ static enum quire_status add_split(struct loader *l, const char *pattern, bool l
 }
 
 static enum quire_status load_split(struct loader *l, const json_t *step) {
+  QUIRE_ASSERT(step != NULL);
   static const char *const known[] = {"type", "pattern", "behavior", "invert", NULL};
   struct quire_json_reader r = quire_json_reader(step, FILE_NAME ": Split", l->error);
   quire_json_refuse_unknown(&r, known, NULL);
@@ -166,6 +173,7 @@ static enum quire_status load_split(struct loader *l, const json_t *step) {
 }
 
 static enum quire_status load_byte_level(struct loader *l, const json_t *step) {
+  QUIRE_ASSERT(step != NULL);
   static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex", NULL};
   struct quire_json_reader r = quire_json_reader(step, FILE_NAME ": ByteLevel", l->error);
   quire_json_refuse_unknown(&r, known, NULL);
@@ -222,6 +230,7 @@ static bool stands_for_itself(int byte) {
 
 /* Bytes a spelled token stands for, at most as many as it is spelled with; -1 if a character is not of the alphabet. */
 static int spelled_bytes(const char *spelled, size_t count, char *out) {
+  QUIRE_ASSERT(spelled != NULL && count > 0);
   const uint8_t *p = (const uint8_t *)spelled, *end = p + count;
   int bytes = 0;
   while (p < end) {
@@ -250,6 +259,7 @@ static const char *const added_keys[] = {"id",     "content",    "single_word", 
 /* Checks ids and sizes of the vocabulary and of added tokens, and reserves for them. */
 static enum quire_status reserve_tokens(struct loader *l, const json_t *added) {
   struct quire_tokenizer *t = l->tokenizer;
+  QUIRE_ASSERT(t->tokens == NULL && t->blob == NULL && t->map == NULL);
   json_int_t last = -1;
   size_t blob_bytes = 0;
   const char *key;
@@ -322,6 +332,7 @@ static enum quire_status load_vocab(struct loader *l, uint32_t *used_out) {
       t->map[slot] = id;
     }
     used += t->tokens[id].bytes;
+    QUIRE_ASSERT(used <= t->blob_bytes);
   }
   for (int byte = 0; byte < 256; byte++) {
     char text = (char)byte, what[64];
@@ -346,6 +357,7 @@ static void insert_merge(struct quire_tokenizer *t, struct quire_merge merge) {
 
 /* The two halves of a merge: "a b" or ["a", "b"]. */
 static bool merge_halves(const json_t *merge, const char *half_out[2], size_t bytes_out[2]) {
+  QUIRE_ASSERT(half_out != NULL && bytes_out != NULL);
   const char *text = json_string_value(merge);
   if (text) {
     const char *space = strchr(text, ' ');
@@ -368,6 +380,7 @@ static bool merge_halves(const json_t *merge, const char *half_out[2], size_t by
 
 static enum quire_status load_merges(struct loader *l, const json_t *merges) {
   struct quire_tokenizer *t = l->tokenizer;
+  QUIRE_ASSERT(t->merges == NULL);
   size_t count = json_array_size(merges);
   if (count > QUIRE_TOKENIZER_IDS_MAX) {
     return refuse(l, "model.merges", "has more than 4194304 entries; this version has no room for them");
@@ -408,6 +421,7 @@ static enum quire_status load_merges(struct loader *l, const json_t *merges) {
 }
 
 static enum quire_status check_model(struct loader *l, const json_t *model) {
+  QUIRE_ASSERT(json_is_object(model));
   static const char *const known[] = {"type",
                                       "dropout",
                                       "unk_token",
@@ -460,6 +474,7 @@ static int compare_tokens(const struct quire_tokenizer *t, int32_t a, int32_t b)
 /* Where a token is, or belongs, in the sorted list; true if one of the same text is there. */
 static bool added_place(const struct quire_tokenizer *t, const struct quire_added_tokens *added, int32_t id,
                         int32_t *place_out) {
+  QUIRE_ASSERT(added->count >= 0 && added->count <= added->capacity);
   int32_t low = 0, high = added->count;
   while (low < high) {
     int32_t middle = low + (high - low) / 2;
@@ -521,6 +536,7 @@ static enum quire_status load_added_token(struct loader *l, const json_t *token,
 
 static enum quire_status load_added(struct loader *l, const json_t *added, uint32_t used) {
   struct quire_tokenizer *t = l->tokenizer;
+  QUIRE_ASSERT(used <= t->blob_bytes);
   size_t count = json_array_size(added);
   if (count > ADDED_MAX) {
     return refuse(l, "added_tokens", "has more than 65536 entries; this version has no room for them");
@@ -585,6 +601,7 @@ static enum quire_status add_template_token(struct loader *l, const json_t *toke
 }
 
 static enum quire_status load_template(struct loader *l, const json_t *processor) {
+  QUIRE_ASSERT(json_is_object(processor));
   struct quire_tokenizer *t = l->tokenizer;
   struct quire_json_reader r = quire_json_reader(processor, FILE_NAME ": post_processor", l->error);
   const json_t *single = quire_json_need_array(&r, "single");
@@ -639,6 +656,7 @@ static enum quire_status load_post_processor(struct loader *l, const json_t *pro
 
 /* Id of the token a key names, as a text or as {"content": text}; QUIRE_TOKEN_NONE when the key is absent. */
 static int32_t named_token(struct loader *l, struct quire_json_reader *r, const char *key) {
+  QUIRE_ASSERT(key != NULL);
   const json_t *value = quire_json_get(r, key);
   const char *text = json_string_value(json_is_object(value) ? json_object_get(value, "content") : value);
   if (!value || r->status) {
@@ -656,6 +674,7 @@ static int32_t named_token(struct loader *l, struct quire_json_reader *r, const 
 /* add_bos_token and add_eos_token, where they are present, stand above what the post-processor's template says. */
 static void add_by_config(struct quire_json_reader *r, const char *key, const char *token_key, int32_t token,
                           int32_t *ids, int32_t *count) {
+  QUIRE_ASSERT(token >= 0 || token == QUIRE_TOKEN_NONE);
   if (!quire_json_get(r, key)) {
     return;
   }
@@ -670,6 +689,7 @@ static void add_by_config(struct quire_json_reader *r, const char *key, const ch
 
 static enum quire_status load_config(struct loader *l, const json_t *config) {
   struct quire_tokenizer *t = l->tokenizer;
+  QUIRE_ASSERT(t->tokens != NULL);
   struct quire_json_reader r = quire_json_reader(config, CONFIG_NAME, l->error);
   t->special.bos = named_token(l, &r, "bos_token");
   t->special.eos = named_token(l, &r, "eos_token");
@@ -685,6 +705,7 @@ static enum quire_status load_config(struct loader *l, const json_t *config) {
 /* ---- the whole ---- */
 
 static enum quire_status load_steps(struct loader *l, struct quire_json_reader *r) {
+  QUIRE_ASSERT(!l->byte_level);
   const json_t *pre = quire_json_need_object(r, "pre_tokenizer");
   const json_t *decoder = quire_json_need_object(r, "decoder");
   const json_t *normalizer = quire_json_get(r, "normalizer");
@@ -709,6 +730,7 @@ static enum quire_status load_steps(struct loader *l, struct quire_json_reader *
 }
 
 static enum quire_status load(struct loader *l, const json_t *root, const json_t *config) {
+  QUIRE_ASSERT(l->tokenizer != NULL);
   static const char *const known[] = {"version",       "truncation",     "padding", "added_tokens", "normalizer",
                                       "pre_tokenizer", "post_processor", "decoder", "model",        NULL};
   struct quire_json_reader r = quire_json_reader(root, FILE_NAME, l->error);
@@ -791,6 +813,7 @@ void quire_tokenizer_close(struct quire_tokenizer *tokenizer) {
     return;
   }
   const struct quire_env *env = tokenizer->env;
+  QUIRE_ASSERT(tokenizer->split_count >= 0 && tokenizer->split_count <= QUIRE_TOKENIZER_SPLITS_MAX);
   for (int32_t i = 0; i < tokenizer->split_count; i++) {
     pcre2_code_free(tokenizer->splits[i]);
   }

@@ -8,6 +8,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "base/assert.h"
 #include "text/tokenizer.h"
 
 #define QUIRE_TOKENIZER_SPLITS_MAX 8
@@ -82,6 +83,7 @@ static inline struct quire_merge quire_merge_find(const struct quire_tokenizer *
                                                   int32_t right) {
   uint64_t pair = quire_merge_pair(left, right);
   uint32_t slot = quire_merge_slot(tokenizer, pair);
+  QUIRE_DEBUG(slot < tokenizer->merge_slots);
   while (tokenizer->merges[slot].rank != QUIRE_TOKENIZER_RANK_NONE && tokenizer->merges[slot].pair != pair) {
     slot = (slot + 1) & (tokenizer->merge_slots - 1);
   }
@@ -90,6 +92,7 @@ static inline struct quire_merge quire_merge_find(const struct quire_tokenizer *
 
 /* Length of the well-formed UTF-8 sequence at p (1 to 4), or 0. end > p. */
 static inline size_t quire_utf8_valid(const uint8_t *p, const uint8_t *end) {
+  QUIRE_DEBUG(p < end);
   size_t room = (size_t)(end - p);
   uint8_t a = p[0];
   if (a < 0x80) {
