@@ -131,10 +131,12 @@ static struct quire_cache *carve_cache(const struct quire_cache_config *config, 
 static size_t own_bytes(const struct quire_cache_config *config) {
   struct quire_carve carve = {NULL, 0};
   carve_cache(config, &carve);
+  QUIRE_ASSERT(carve.used > 0);
   return carve.used;
 }
 
 int64_t quire_cache_bytes(const struct quire_cache_config *config) {
+  QUIRE_ASSERT(config != NULL);
   struct quire_pool_config pool_config = pool_config_of(config);
   int64_t pool_bytes = quire_pool_bytes(&pool_config);
   if (config_fault(config) != NULL || pool_bytes == 0) {
@@ -201,6 +203,7 @@ enum quire_status quire_cache_create(const struct quire_env *env, const struct q
 
 void quire_cache_destroy(struct quire_cache *cache) {
   if (cache != NULL) {
+    QUIRE_ASSERT(cache->env != NULL);
     quire_radix_destroy(cache->radix);
     quire_pool_destroy(cache->pool);
     quire_env_free(cache->env, cache, 1, cache->bytes);
@@ -219,6 +222,7 @@ static struct request *request_of(const struct quire_cache *cache, quire_cache_r
 static quire_table_id table_of(quire_cache_request handle) { return (quire_table_id){handle.slot}; }
 
 static int32_t pages_for(const struct quire_cache *cache, int64_t tokens) {
+  QUIRE_ASSERT(tokens >= 0);
   int64_t pages = (tokens + cache->geometry.page_tokens - 1) / cache->geometry.page_tokens;
   return pages > INT32_MAX ? INT32_MAX : (int32_t)pages;
 }
@@ -241,6 +245,7 @@ static quire_page tree_page(const struct quire_cache *cache, quire_table_id tabl
 /* May the request put pages into the tree, or take some from it? Not when what it built on has left the tree. A request
  * holds its pages, so that none can have left it and come back. */
 static bool attached(const struct quire_cache *cache, const struct request *request, quire_table_id table) {
+  QUIRE_ASSERT(request->sealed >= 0);
   quire_page page = tree_page(cache, table, request->sealed);
   return !request->detached && request->flush == cache->flush &&
          (page.v == QUIRE_PAGE_NONE || quire_radix_contains(cache->radix, page));
@@ -253,6 +258,7 @@ static void touch(struct quire_cache *cache, const struct request *request, quir
 }
 
 static int32_t match_limit(const struct quire_cache *cache, int32_t tokens_count) {
+  QUIRE_ASSERT(tokens_count >= 1);
   int32_t pages = (tokens_count - 1) / cache->geometry.page_tokens;
   return pages < cache->request_pages_max ? pages : cache->request_pages_max;
 }
@@ -274,6 +280,7 @@ enum quire_status quire_cache_salted(const struct quire_cache *cache, const void
 
 int32_t quire_cache_match_below(const struct quire_cache *cache, struct quire_hash128 root, const int32_t *tokens,
                                 int32_t count) {
+  QUIRE_ASSERT(cache != NULL && (count < 1 || tokens != NULL));
   if (count < 1) {
     return 0;
   }
@@ -307,6 +314,7 @@ static enum quire_status fill_fault(const struct quire_cache *cache, const struc
 }
 
 static enum quire_status refuse(struct quire_cache *cache, int32_t pages, struct quire_error *error_out) {
+  QUIRE_ASSERT(pages >= 0);
   cache->refusals++;
   return quire_error_set(error_out, QUIRE_ERR_AGAIN, "request", "%d pages wanted, %lld are free or can be evicted now",
                          pages, (long long)quire_pool_available(cache->pool));
@@ -393,6 +401,7 @@ void quire_cache_request_reset(struct quire_cache *cache, quire_cache_request ha
 
 void quire_cache_request_release(struct quire_cache *cache, quire_cache_request handle) {
   quire_cache_request_reset(cache, handle);
+  QUIRE_ASSERT(request_of(cache, handle)->sealed == 0);
   quire_pool_table_close(cache->pool, table_of(handle));
   request_of(cache, handle)->serial = 0;
 }
@@ -653,6 +662,7 @@ struct quire_hash128 quire_cache_root(const struct quire_cache *cache) {
 int64_t quire_cache_bundle_bytes(const struct quire_cache *cache) { return cache->bundle_bytes; }
 
 static bool fault(struct quire_error *why_out, const char *text, int32_t number) {
+  QUIRE_ASSERT(text != NULL);
   quire_error_set(why_out, QUIRE_ERR_STATE, "cache", "%s (%d)", text, number);
   return false;
 }

@@ -63,6 +63,7 @@ struct plan {
 /* --- creation --- */
 
 static const char *config_fault(const struct quire_pool_config *config) {
+  QUIRE_ASSERT(config != NULL);
   if (!quire_geometry_valid(&config->geometry)) {
     return "the geometry is not valid";
   }
@@ -79,6 +80,7 @@ static const char *config_fault(const struct quire_pool_config *config) {
 }
 
 static struct quire_pool *carve_pool(const struct quire_pool_config *config, struct quire_carve *carve) {
+  QUIRE_ASSERT(config_fault(config) == NULL);
   struct quire_pool *pool = quire_carve(carve, 1, sizeof *pool);
   struct page *pages = quire_carve(carve, config->geometry.pages, sizeof *pages);
   int32_t *free_pages = quire_carve(carve, config->geometry.pages, sizeof *free_pages);
@@ -113,6 +115,7 @@ int64_t quire_pool_bytes(const struct quire_pool_config *config) {
   }
   struct quire_carve carve = {NULL, 0};
   carve_pool(config, &carve);
+  QUIRE_ASSERT(carve.used > 0 && carve.used <= INT64_MAX);
   return (int64_t)carve.used;
 }
 
@@ -170,6 +173,7 @@ static bool in_use(const struct page *page) { return page->refs > 0 || page->pin
 
 /* The sum that a page of a state belongs to. */
 static int32_t *state_sum(struct quire_pool_counts *counts, uint8_t state) {
+  QUIRE_ASSERT(state <= QUIRE_PAGE_QUARANTINED);
   static const uint8_t offsets[] = {
       [QUIRE_PAGE_FREE] = offsetof(struct quire_pool_counts, free),
       [QUIRE_PAGE_FILLING] = offsetof(struct quire_pool_counts, filling),
@@ -180,6 +184,7 @@ static int32_t *state_sum(struct quire_pool_counts *counts, uint8_t state) {
 }
 
 static void account(struct quire_pool_counts *counts, const struct page *page, int32_t sign) {
+  QUIRE_ASSERT(sign == 1 || sign == -1);
   *state_sum(counts, page->state) += sign;
   counts->refs += sign * page->refs;
   counts->pins += sign * page->pins;
@@ -213,6 +218,7 @@ static void change(struct quire_pool *pool, quire_page id, struct page to) {
 
 static void make_free(struct quire_pool *pool, int32_t in, quire_page id) {
   struct stripe *stripe = &pool->stripes[in];
+  QUIRE_ASSERT(in >= 0 && in < pool->stripe_count && stripe_of(pool, id) == in);
   stripe->free_pages[stripe->counts.free] = id.v;
   change_in(pool, in, id, (struct page){.state = QUIRE_PAGE_FREE});
 }
@@ -324,6 +330,7 @@ static int32_t evictable_of(const struct quire_pool *pool, int32_t stripe) {
 }
 
 static int32_t room_of(const struct quire_pool *pool, const struct plan *plan, int32_t stripe) {
+  QUIRE_ASSERT(stripe >= 0 && stripe < pool->stripe_count);
   int32_t evictable = plan->free_only ? 0 : evictable_of(pool, stripe);
   return pool->stripes[stripe].counts.free + evictable - plan->need[stripe];
 }
@@ -331,6 +338,7 @@ static int32_t room_of(const struct quire_pool *pool, const struct plan *plan, i
 static int32_t spread_of(const struct quire_pool *pool, const struct plan *plan) {
   int32_t least = plan->chain[0];
   int32_t most = plan->chain[0];
+  QUIRE_ASSERT(least >= 0);
   for (int32_t s = 1; s < pool->stripe_count; s++) {
     least = plan->chain[s] < least ? plan->chain[s] : least;
     most = plan->chain[s] > most ? plan->chain[s] : most;
@@ -340,6 +348,7 @@ static int32_t spread_of(const struct quire_pool *pool, const struct plan *plan)
 
 /* Most free pages, then most evictable ones, then fewest of this chain, then the first in turn from `preferred`. */
 static int32_t richest_stripe(const struct quire_pool *pool, const struct plan *plan, int32_t preferred) {
+  QUIRE_ASSERT(preferred >= 0 && preferred < pool->stripe_count);
   int32_t best = -1;
   int32_t best_free = 0;
   int32_t best_room = 0;
@@ -382,6 +391,7 @@ static void plan_stripes(const struct quire_pool *pool, const struct table *tabl
 
 static int64_t free_pages(const struct quire_pool *pool) {
   int64_t pages = 0;
+  QUIRE_ASSERT(pool->stripe_count > 0);
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     pages += pool->stripes[s].counts.free;
   }
@@ -408,6 +418,7 @@ static void make_room(struct quire_pool *pool, const struct plan *plan) {
 
 int64_t quire_pool_available(const struct quire_pool *pool) {
   int64_t available = 0;
+  QUIRE_ASSERT(pool != NULL && pool->stripe_count > 0);
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     available += pool->stripes[s].counts.free + evictable_of(pool, s);
   }
@@ -416,6 +427,7 @@ int64_t quire_pool_available(const struct quire_pool *pool) {
 
 int32_t quire_pool_coming(const struct quire_pool *pool) {
   int32_t coming = 0;
+  QUIRE_ASSERT(pool != NULL && pool->stripe_count > 0);
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     coming += pool->stripes[s].counts.quarantined - pool->stripes[s].counts.lost;
   }
@@ -553,12 +565,14 @@ void quire_pool_table_truncate(struct quire_pool *pool, quire_table_id id, int32
 
 void quire_pool_table_close(struct quire_pool *pool, quire_table_id id) {
   quire_pool_table_truncate(pool, id, 0);
+  QUIRE_ASSERT(table_of(pool, id)->count == 0 && table_of(pool, id)->own == 0);
   table_of(pool, id)->open = false;
   quire_bitmap_clear(pool->open_tables, id.v);
 }
 
 const quire_page *quire_pool_table_pages(const struct quire_pool *pool, quire_table_id id, int32_t *count_out) {
   const struct table *table = table_of(pool, id);
+  QUIRE_ASSERT(table->count >= 0 && table->count <= pool->config.table_pages);
   if (count_out != NULL) {
     *count_out = table->count;
   }
@@ -574,6 +588,7 @@ quire_page quire_pool_table_shadow_at(const struct quire_pool *pool, quire_table
 /* --- sums and checks --- */
 
 static void add_counts(struct quire_pool_counts *to, const struct quire_pool_counts *more) {
+  QUIRE_ASSERT(to != more);
   to->total += more->total;
   to->free += more->free;
   to->filling += more->filling;
@@ -603,15 +618,18 @@ void quire_pool_stripe_count(const struct quire_pool *pool, quire_stripe_id stri
 bool quire_pool_healthy(const struct quire_pool *pool) {
   struct quire_pool_counts counts;
   quire_pool_count(pool, &counts);
+  QUIRE_ASSERT(counts.total == pool->config.geometry.pages);
   return counts.lost <= pool->config.lost_max;
 }
 
 static bool fault(struct quire_error *why_out, const char *text, int32_t number) {
+  QUIRE_ASSERT(text != NULL);
   quire_error_set(why_out, QUIRE_ERR_STATE, "pool", "%s (%d)", text, number);
   return false;
 }
 
 static bool check_pages(const struct quire_pool *pool, struct quire_error *why_out) {
+  QUIRE_ASSERT(pool->stripe_count <= QUIRE_RANKS_MAX);
   struct quire_pool_counts sums[QUIRE_RANKS_MAX] = {0};
   for (int32_t i = 0; i < pool->config.geometry.pages; i++) {
     const struct page *page = &pool->pages[i];
@@ -648,6 +666,7 @@ static bool check_pages(const struct quire_pool *pool, struct quire_error *why_o
 }
 
 static bool check_free_lists(const struct quire_pool *pool, struct quire_error *why_out) {
+  QUIRE_ASSERT(pool->scratch != NULL);
   memset(pool->scratch, 0, (size_t)pool->config.geometry.pages * sizeof *pool->scratch);
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     for (int32_t i = 0; i < pool->stripes[s].counts.free; i++) {
@@ -662,6 +681,7 @@ static bool check_free_lists(const struct quire_pool *pool, struct quire_error *
 }
 
 static bool check_tables(const struct quire_pool *pool, struct quire_error *why_out) {
+  QUIRE_ASSERT(pool->scratch != NULL);
   memset(pool->scratch, 0, (size_t)pool->config.geometry.pages * sizeof *pool->scratch);
   for (int32_t t = 0; t < pool->config.tables; t++) {
     const struct table *table = &pool->tables[t];
@@ -696,6 +716,7 @@ bool quire_pool_check(const struct quire_pool *pool, struct quire_error *why_out
 }
 
 struct quire_hash128 quire_pool_digest(const struct quire_pool *pool) {
+  QUIRE_ASSERT(pool != NULL && pool->config.tables > 0);
   struct quire_hash128_stream stream;
   quire_hash128_begin(&stream, 0);
   quire_hash128_add(&stream, pool->pages, (size_t)pool->config.geometry.pages * sizeof *pool->pages);

@@ -90,6 +90,7 @@ struct quire_radix {
 /* --- creation --- */
 
 static uint64_t slot_count(int32_t pages) {
+  QUIRE_ASSERT(pages > 0);
   uint64_t slots = 16;
   while (slots < 2 * (uint64_t)pages) {
     slots *= 2;
@@ -100,6 +101,7 @@ static uint64_t slot_count(int32_t pages) {
 /* One line in use of 16 or more: of two that fall on the same place the newer takes the older one's hints, and its pages
  * must be looked up. A page of KV is thousands of times as large as its share of them. */
 static uint64_t line_count(int32_t pages) {
+  QUIRE_ASSERT(pages > 0);
   uint64_t lines = 2;
   while (lines < (uint64_t)pages) {
     lines *= 2;
@@ -113,6 +115,7 @@ static size_t row_bytes_of(const struct quire_geometry *geometry) {
 }
 
 static struct quire_radix *carve_radix(const struct quire_geometry *geometry, struct quire_carve *carve) {
+  QUIRE_ASSERT(quire_geometry_valid(geometry));
   struct quire_radix *radix = quire_carve(carve, 1, sizeof *radix);
   struct slot *slots = quire_carve(carve, (int64_t)slot_count(geometry->pages), sizeof *slots);
   int32_t *hints = quire_carve(carve, (int64_t)line_count(geometry->pages) * HINTS, sizeof *hints);
@@ -141,6 +144,7 @@ int64_t quire_radix_bytes(const struct quire_geometry *geometry) {
   }
   struct quire_carve carve = {NULL, 0};
   carve_radix(geometry, &carve);
+  QUIRE_ASSERT(carve.used > 0 && carve.used <= INT64_MAX);
   return (int64_t)carve.used;
 }
 
@@ -204,6 +208,7 @@ static struct heap *heap_of(struct quire_radix *radix, int32_t page) {
 static bool older(struct leaf a, struct leaf b) { return a.used < b.used || (a.used == b.used && a.page < b.page); }
 
 static void heap_put(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
+  QUIRE_ASSERT(at >= 0 && at < heap->count);
   heap->leaves[at] = leaf;
   radix->heap_at[leaf.page] = at;
 }
@@ -234,6 +239,7 @@ static void heap_down(struct quire_radix *radix, struct heap *heap, int32_t at, 
 static void heap_remove(struct quire_radix *radix, int32_t page) {
   struct heap *heap = heap_of(radix, page);
   int32_t at = radix->heap_at[page];
+  QUIRE_ASSERT(at >= 0 && at < heap->count && heap->leaves[at].page == page);
   struct leaf last = heap->leaves[--heap->count];
   radix->heap_at[page] = NOWHERE;
   if (last.page != page) {
@@ -246,6 +252,7 @@ static bool evictable(const struct node *node) { return node->in_tree && !node->
 
 /* Puts a page into its heap or takes it out, as it should be. */
 static void settle(struct quire_radix *radix, int32_t page) {
+  QUIRE_ASSERT(page >= 0 && page < radix->geometry.pages);
   struct node *node = &radix->nodes[page];
   bool listed = radix->heap_at[page] != NOWHERE;
   if (evictable(node) == listed) {
@@ -267,6 +274,7 @@ static uint64_t root_key(const struct quire_radix *radix, struct quire_hash128 r
 }
 
 static uint64_t page_key(const struct quire_radix *radix, uint64_t above, const int32_t *tokens) {
+  QUIRE_ASSERT(tokens != NULL);
   size_t bytes = (size_t)radix->geometry.page_tokens * sizeof *tokens;
   return quire_mix64(quire_mix64(above) ^ quire_hash64(tokens, bytes, &radix->hash_key));
 }
@@ -282,6 +290,7 @@ static uint32_t place_below(const struct quire_radix *radix, bool first, uint32_
 
 static bool is_page(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
                     const int32_t *tokens, int32_t page) {
+  QUIRE_ASSERT(page >= 0 && page < radix->geometry.pages);
   const struct row *row = row_of(radix, page);
   return row->key == key && row->parent == parent &&
          (parent != NOWHERE || quire_hash128_equal(radix->nodes[page].root, root)) &&
@@ -293,6 +302,7 @@ static uint32_t tag_of(uint64_t key) { return (uint32_t)(key >> 32); }
 /* The page below parent (or root) with these tokens, NOWHERE if there is none. */
 static int32_t find(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
                     const int32_t *tokens) {
+  QUIRE_ASSERT(parent == NOWHERE || (parent >= 0 && parent < radix->geometry.pages));
   for (uint64_t i = tag_of(key) & radix->slot_mask; radix->slots[i].page != NOWHERE; i = (i + 1) & radix->slot_mask) {
     const struct slot slot = radix->slots[i];
     if (slot.tag == tag_of(key) && is_page(radix, root, parent, key, tokens, slot.page)) {
@@ -304,6 +314,7 @@ static int32_t find(const struct quire_radix *radix, struct quire_hash128 root, 
 
 static void table_add(struct quire_radix *radix, int32_t page) {
   const struct node *node = &radix->nodes[page];
+  QUIRE_ASSERT(node->in_tree && radix->count <= radix->geometry.pages);
   uint64_t i = tag_of(node->key) & radix->slot_mask;
   while (radix->slots[i].page != NOWHERE) {
     i = (i + 1) & radix->slot_mask;
@@ -358,6 +369,7 @@ static int32_t block_end(const struct walk *walk, int32_t block) {
 }
 
 static void hash_block(struct walk *walk, int32_t block) {
+  QUIRE_ASSERT(block >= 0);
   const struct quire_radix *radix = walk->radix;
   for (int32_t p = block * BLOCK; p < block_end(walk, block); p++) {
     walk->key = walk->keys != NULL ? walk->keys[p] : page_key(radix, walk->key, chain_tokens(walk, p));
@@ -372,6 +384,7 @@ static void hash_block(struct walk *walk, int32_t block) {
 }
 
 static void propose_block(struct walk *walk, int32_t block) {
+  QUIRE_ASSERT(block >= 0);
   const struct quire_radix *radix = walk->radix;
   for (int32_t p = block * BLOCK; p < block_end(walk, block); p++) {
     const int32_t page = radix->hints[walk->place_ring[block % 3][p % BLOCK]];
@@ -387,6 +400,7 @@ static int32_t match_from(struct walk *walk, int32_t parent, quire_page *pages_o
   const struct quire_radix *radix = walk->radix;
   const struct quire_hash128 root = walk->chain->root;
   const int32_t blocks = (walk->chain->pages + BLOCK - 1) / BLOCK;
+  QUIRE_ASSERT(parent == NOWHERE || radix->nodes[parent].in_tree);
   for (int32_t b = -2; b < blocks; b++) {
     if (b + 2 < blocks) {
       hash_block(walk, b + 2);
@@ -452,6 +466,7 @@ void quire_radix_touch(struct quire_radix *radix, quire_page page) {
 
 /* The page above is no leaf any more. */
 static void link_below(struct quire_radix *radix, int32_t parent, int32_t page) {
+  QUIRE_ASSERT(parent != page && radix->nodes[parent].in_tree);
   struct node *node = &radix->nodes[page], *above = &radix->nodes[parent];
   node->next = above->first_child;
   if (node->next != NOWHERE) {
@@ -497,6 +512,7 @@ static quire_page insert_keyed(struct quire_radix *radix, struct quire_hash128 r
 /* Keys of a block's pages below `above`; where they will be looked for, and written, is on its way when they are. */
 static void expect_block(const struct quire_radix *radix, uint64_t above, const int32_t *tokens,
                          const quire_page *pages, int32_t count, uint64_t *keys_out) {
+  QUIRE_ASSERT(count > 0 && count <= BLOCK);
   for (int32_t i = 0; i < count; i++) {
     const uint8_t *row = (const uint8_t *)row_of(radix, pages[i].v);
     __builtin_prefetch(node_of(radix, pages[i]), 1);
@@ -511,6 +527,7 @@ static void expect_block(const struct quire_radix *radix, uint64_t above, const 
 
 void quire_radix_insert_chain(struct quire_radix *radix, quire_page parent, const struct quire_radix_chain *chain,
                               const quire_page *pages, quire_page *there_out) {
+  QUIRE_ASSERT(chain != NULL && chain->pages >= 0 && (chain->pages == 0 || there_out != NULL));
   const int32_t page_tokens = radix->geometry.page_tokens;
   int32_t above = parent.v == QUIRE_PAGE_NONE ? NOWHERE : parent.v;
   uint64_t key = above == NOWHERE ? root_key(radix, chain->root) : member(radix, parent)->key;
@@ -532,6 +549,7 @@ quire_page quire_radix_insert(struct quire_radix *radix, struct quire_hash128 ro
                               const int32_t *tokens) {
   struct quire_radix_chain chain = {root, tokens, 1};
   quire_page there;
+  QUIRE_ASSERT(tokens != NULL);
   quire_radix_insert_chain(radix, parent, &chain, &page, &there);
   return there;
 }
@@ -588,6 +606,7 @@ quire_page quire_radix_evict(struct quire_radix *radix, quire_stripe_id stripe) 
 }
 
 quire_page quire_radix_evict_any(struct quire_radix *radix) {
+  QUIRE_ASSERT(radix != NULL && radix->count >= 0);
   struct leaf oldest = {UINT64_MAX, NOWHERE};
   for (int32_t s = 0; s < radix->geometry.storage_ranks; s++) {
     const struct heap *heap = &radix->heaps[s];
@@ -644,11 +663,13 @@ quire_page quire_radix_parent(const struct quire_radix *radix, quire_page page) 
 int32_t quire_radix_count(const struct quire_radix *radix) { return radix->count; }
 
 static bool fault(struct quire_error *why_out, const char *text, int32_t page) {
+  QUIRE_ASSERT(text != NULL);
   quire_error_set(why_out, QUIRE_ERR_STATE, "prefix tree", "%s (page %d)", text, page);
   return false;
 }
 
 static bool check_node(const struct quire_radix *radix, int32_t page, struct quire_error *why_out) {
+  QUIRE_ASSERT(radix->nodes[page].in_tree);
   const struct node *node = &radix->nodes[page];
   const struct row *row = row_of(radix, page);
   uint64_t above_key = root_key(radix, node->root);
@@ -678,6 +699,7 @@ static bool check_node(const struct quire_radix *radix, int32_t page, struct qui
 
 /* Walks one subtree by its links; returns its size, or -1 when there are more than limit pages. */
 static int32_t subtree_size(const struct quire_radix *radix, int32_t top, int32_t limit) {
+  QUIRE_ASSERT(radix->nodes[top].parent == NOWHERE);
   int32_t size = 0;
   int32_t at = top;
   while (at != NOWHERE) {
@@ -697,6 +719,7 @@ static int32_t subtree_size(const struct quire_radix *radix, int32_t top, int32_
 }
 
 static bool check_heaps(const struct quire_radix *radix, struct quire_error *why_out) {
+  QUIRE_ASSERT(radix->geometry.storage_ranks <= QUIRE_RANKS_MAX);
   for (int32_t s = 0; s < radix->geometry.storage_ranks; s++) {
     const struct heap *heap = &radix->heaps[s];
     for (int32_t i = 0; i < heap->count; i++) {
@@ -717,6 +740,7 @@ static bool check_heaps(const struct quire_radix *radix, struct quire_error *why
 }
 
 static bool check_hints(const struct quire_radix *radix, struct quire_error *why_out) {
+  QUIRE_ASSERT(radix->hints != NULL);
   for (uint64_t i = 0; i < (radix->line_mask + 1) * HINTS; i++) {
     const int32_t page = radix->hints[i];
     if (page != NOWHERE && (!radix->nodes[page].in_tree || radix->nodes[page].place != i)) {
@@ -727,6 +751,7 @@ static bool check_hints(const struct quire_radix *radix, struct quire_error *why
 }
 
 bool quire_radix_check(const struct quire_radix *radix, struct quire_error *why_out) {
+  QUIRE_ASSERT(radix != NULL && radix->count >= 0 && radix->count <= radix->geometry.pages);
   int32_t members = 0;
   int32_t reached = 0;
   for (int32_t page = 0; page < radix->geometry.pages; page++) {
@@ -759,6 +784,7 @@ bool quire_radix_check(const struct quire_radix *radix, struct quire_error *why_
 }
 
 struct quire_hash128 quire_radix_digest(const struct quire_radix *radix) {
+  QUIRE_ASSERT(radix != NULL);
   struct quire_hash128_stream stream;
   quire_hash128_begin(&stream, 0);
   for (int32_t page = 0; page < radix->geometry.pages; page++) {

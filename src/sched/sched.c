@@ -47,6 +47,7 @@ static bool can_give_way(const struct quire_sched_running *r) {
 
 /* The next to give way after the one that did last (NULL: nobody did), or -1 when only the first in order is left. */
 static int32_t next_victim(const struct quire_sched_snapshot *s, const struct quire_sched_running *last) {
+  QUIRE_ASSERT(last == NULL || (last >= s->running && last < s->running + s->running_count));
   int32_t victim = -1, first = -1;
   for (int32_t i = 0; i < s->running_count; i++) {
     const struct quire_sched_running *r = &s->running[i];
@@ -64,6 +65,7 @@ static int32_t next_victim(const struct quire_sched_snapshot *s, const struct qu
 }
 
 static int32_t pages_wanted(const struct quire_sched_snapshot *s) {
+  QUIRE_ASSERT(s->running_count >= 0);
   int32_t wanted = 0;
   for (int32_t i = 0; i < s->running_count; i++) {
     wanted += s->running[i].flags == QUIRE_SCHED_NEEDS_PAGE;
@@ -84,6 +86,7 @@ static void choose_victims(const struct quire_sched_snapshot *s, struct quire_sc
       break;
     }
     last = &s->running[victim];
+    QUIRE_ASSERT(out->victim_count < s->running_count);
     out->victims[out->victim_count++] = victim;
     have += last->pages;
     wanted -= last->flags == QUIRE_SCHED_NEEDS_PAGE;
@@ -99,6 +102,7 @@ struct room {
 };
 
 static struct room room_of(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *s) {
+  QUIRE_ASSERT(s->running_count <= limits->running_max);
   struct room room = {
       .slots = limits->running_max,
       .prefills = limits->prefills_max,
@@ -121,6 +125,7 @@ static bool follows(const struct quire_sched_limits *limits, const struct quire_
 
 /* Of those that stand still the last in order, or -1. */
 static int32_t last_paused(const struct quire_sched_snapshot *s) {
+  QUIRE_ASSERT(s->running_count >= 0);
   int32_t last = -1;
   for (int32_t i = 0; i < s->running_count; i++) {
     const struct quire_sched_running *r = &s->running[i];
@@ -135,6 +140,7 @@ static void choose_admits(const struct quire_sched_limits *limits, const struct 
                           struct quire_sched_decision *out) {
   struct room room = room_of(limits, s);
   room.blocked = room.slots <= 0 && s->waiting_count > 0;
+  QUIRE_ASSERT(out->admit_count == 0);
   for (int32_t i = 0; i < s->waiting_count && room.slots > 0 && room.prefills > 0; i++) {
     const struct quire_sched_waiting *w = &s->waiting[i];
     bool is_long = w->left > quire_sched_short_max(limits);
@@ -168,6 +174,7 @@ static bool yields(const struct quire_sched_limits *limits, const struct quire_s
 /* Of those that yield to w the next to go after the last that did (NULL: nobody did), or -1. */
 static int32_t next_yielding(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *s,
                              const struct quire_sched_waiting *w, const struct quire_sched_running *last) {
+  QUIRE_ASSERT(last == NULL || (last >= s->running && last < s->running + s->running_count));
   int32_t next = -1;
   for (int32_t i = 0; i < s->running_count; i++) {
     const struct quire_sched_running *r = &s->running[i];
@@ -180,6 +187,7 @@ static int32_t next_yielding(const struct quire_sched_limits *limits, const stru
 }
 
 static void give_back(struct room *room, const struct quire_sched_running *r) {
+  QUIRE_ASSERT(r->pages >= 0);
   room->slots++;
   room->pages += r->pages + (r->state == QUIRE_SCHED_DECODE && !paused(r));
 }
@@ -216,6 +224,7 @@ static void choose_yielding(const struct quire_sched_limits *limits, const struc
       break;
     }
     last = &s->running[victim];
+    QUIRE_ASSERT(out->victim_count < s->running_count);
     out->victims[out->victim_count++] = victim;
     give_back(&room, last);
     enough = has_room(&room, w);
@@ -249,6 +258,7 @@ struct prefills {
 };
 
 static bool shorter(const struct quire_sched_running *a, const struct quire_sched_running *b) {
+  QUIRE_ASSERT(a != b);
   if (a->priority != b->priority) {
     return a->priority > b->priority;
   }
@@ -275,6 +285,7 @@ static void add_prefill(struct prefills *p, int32_t index) {
 /* Rows a request gets out of a budget: all it needs, or as much as ends at a page border, or what there is. */
 static int32_t share_of(const struct quire_sched_limits *limits, const struct quire_sched_running *r, int32_t budget,
                         bool align) {
+  QUIRE_ASSERT(budget > 0 && r->left > 0);
   if (r->left <= budget) {
     return r->left;
   }
@@ -286,6 +297,7 @@ static int32_t share_of(const struct quire_sched_limits *limits, const struct qu
  * which rows that end nobody's may then fill to the half only; `open_rows` are those of the first. Returns what is left
  * over, 0 when somebody waits for the step's end. */
 static int32_t share_rest(const struct quire_sched_limits *limits, struct prefills *p, bool ends, int32_t open_rows) {
+  QUIRE_ASSERT(p->rows[0] > 0 && p->rows[0] <= limits->chunk_tokens);
   int32_t half = limits->chunk_tokens / 2;
   int32_t left = limits->chunk_tokens - p->rows[0];
   for (int32_t i = 1; i < p->count; i++) {
@@ -303,6 +315,7 @@ static int32_t share_rest(const struct quire_sched_limits *limits, struct prefil
 }
 
 static void share_rows(const struct quire_sched_limits *limits, struct prefills *p) {
+  QUIRE_ASSERT(p->count > 0 && p->count <= QUIRE_SCHED_PREFILLS_MAX);
   const struct quire_sched_running *head = &p->running[p->index[0]];
   if (p->count == 1) {
     p->rows[0] = share_of(limits, head, limits->chunk_tokens, false);
