@@ -21,6 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/assert.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -61,6 +63,7 @@ static inline uint8_t *quire_peer_page(const struct quire_peer *peer, int32_t pa
 /* Marks rows from first_row (< 65,536) on as written in epoch (0: before all steps). Within one epoch the lowest first
  * row stays. */
 static inline void quire_written_mark(int64_t *cell, int64_t epoch, int32_t first_row) {
+  QUIRE_ASSERT(epoch >= 0 && first_row >= 0 && first_row >> QUIRE_WRITTEN_ROW_BITS == 0);
   int64_t now = __atomic_load_n(cell, __ATOMIC_RELAXED);
   int64_t next = (epoch << QUIRE_WRITTEN_ROW_BITS) | (int64_t)first_row;
   if (now >= 0 && now >> QUIRE_WRITTEN_ROW_BITS == epoch && now < next) {
@@ -71,6 +74,7 @@ static inline void quire_written_mark(int64_t *cell, int64_t epoch, int32_t firs
 
 /* May rows [0, rows) be read in a step of this epoch? rows 0: always. */
 static inline bool quire_written_readable(const int64_t *cell, int64_t epoch, int32_t rows) {
+  QUIRE_ASSERT(epoch >= 0);
   int64_t now = __atomic_load_n(cell, __ATOMIC_ACQUIRE);
   if (rows <= 0) {
     return true;

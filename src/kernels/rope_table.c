@@ -92,6 +92,7 @@ static void sine_cosine(double x, double *cosine_out, double *sine_out) {
 
 /* Index of the frequency that turns `turns` times over the original context. */
 static double yarn_index(const struct quire_rope_config *config, double turns) {
+  QUIRE_ASSERT(turns > 0 && config->original_positions > 0);
   double original = config->original_positions;
   return QUIRE_ROPE_DIM * quire_log(original / (TWO_PI * turns)) / (2.0 * quire_log(config->theta));
 }
@@ -107,6 +108,7 @@ static double ceil64(double x) {
 }
 
 static void frequencies(const struct quire_rope_config *config, float *freq_out) {
+  QUIRE_ASSERT(config->theta >= 1 && (!config->yarn || config->factor >= 1));
   double log_theta = quire_log(config->theta);
   double low = 0.0;
   double high = 0.0;

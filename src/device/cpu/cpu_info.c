@@ -214,6 +214,7 @@ int32_t quire_device_cores(void) {
   int32_t cores = atomic_load_explicit(&known, memory_order_relaxed);
   if (cores == 0) {
     cores = count_cores();
+    QUIRE_ASSERT(cores >= 1);
     atomic_store_explicit(&known, cores, memory_order_relaxed);
   }
   return cores;

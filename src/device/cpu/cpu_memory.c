@@ -21,6 +21,7 @@ struct cpu_memory {
 
 static void cpu_memory_destroy(struct quire_memory *front) {
   struct cpu_memory *memory = (struct cpu_memory *)front;
+  QUIRE_ASSERT(memory->mapped == 0 || front->base != NULL);
   const struct quire_env *env = front->env;
   if (memory->mapped != 0) {
     env->dealloc(env->context, front->base, memory->mapped);

@@ -91,6 +91,7 @@ static void relax(void) {
 
 /* Half of the items are not delayed, so that orders of both kinds occur. */
 static void delay(struct cpu_stream *stream) {
+  QUIRE_ASSERT(stream->mode == QUIRE_STREAM_DEFERRED);
   uint64_t draw = quire_splitmix64(&stream->random);
   if ((draw & 1) != 0) {
     struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)((draw >> 8) % DELAY_NS_MAX)};
@@ -100,6 +101,7 @@ static void delay(struct cpu_stream *stream) {
 
 /* Piece by piece, so that the digest reads what the copy has just brought into the cache. */
 static void copy_with_digest(const struct item_copy *copy) {
+  QUIRE_ASSERT(copy->digest_out != NULL);
   struct quire_hash128_stream hash;
   quire_hash128_begin(&hash, 0);
   size_t done = 0;
@@ -186,6 +188,7 @@ static void advance(struct cpu_stream *stream) {
 
 static void *worker_main(void *context) {
   struct cpu_stream *stream = context;
+  QUIRE_ASSERT(stream->ring != NULL);
   uint64_t next = 0;
   for (;;) {
     stream_lock(stream);
@@ -242,6 +245,7 @@ static struct item *slot_begin(struct cpu_stream *stream) {
 }
 
 static void slot_end(struct cpu_stream *stream, const struct item *item) {
+  QUIRE_ASSERT(item == &stream->ring[stream->enqueued % QUIRE_STREAM_QUEUE_ITEMS]);
   if (stream->mode == QUIRE_STREAM_DEFERRED && atomic_load(&stream->executed) == stream->enqueued) {
     item_poison(item);
   }
@@ -253,6 +257,7 @@ static void slot_end(struct cpu_stream *stream, const struct item *item) {
 
 /* Anything but a launch, whose arguments are large. */
 static void enqueue(struct cpu_stream *stream, struct item *what) {
+  QUIRE_ASSERT(what->kind != ITEM_LAUNCH);
   if (stream->mode == QUIRE_STREAM_INLINE) {
     item_run(what, stream->team);
     stream->enqueued++;
@@ -279,6 +284,7 @@ static void enqueue(struct cpu_stream *stream, struct item *what) {
 
 /* Locks and worker of a stream that has a queue; false leaves nothing behind. */
 static bool worker_start(struct cpu_stream *stream) {
+  QUIRE_ASSERT(stream->ring != NULL && stream->mode != QUIRE_STREAM_INLINE);
   if (pthread_cond_init(&stream->work, NULL) != 0) {
     return false;
   }
@@ -343,6 +349,7 @@ static void cpu_destroy(struct quire_stream *front) {
   struct cpu_stream *stream = cpu_of(front);
   const struct quire_env *env = front->env;
   stream_lock(stream);
+  QUIRE_ASSERT(!stream->stopping);
   stream->stopping = true;
   if (stream->mode != QUIRE_STREAM_INLINE) {
     (void)pthread_cond_signal(&stream->work);

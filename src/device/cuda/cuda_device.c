@@ -57,6 +57,7 @@ static CUmemAllocationProp properties_of(const struct quire_cuda_device *device,
 /* The richest set of handles that an allocation of one granule gets. What a device claims to support may still be
  * refused (a fabric without its channel), so it is tried. */
 static int probe_handles(const struct quire_cuda_device *device) {
+  QUIRE_ASSERT(device->granularity > 0);
   static const int sets[] = {CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC,
                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_HANDLE_TYPE_FABRIC};
   for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
@@ -72,6 +73,7 @@ static int probe_handles(const struct quire_cuda_device *device) {
 
 /* Which devices reach this one's memory; the runtime's own allocations need it said once a pair. */
 static void find_peers(struct quire_cuda_device *device) {
+  QUIRE_ASSERT(device->peers == 0);
   int devices = 0;
   device->peer[device->peers++] = device->front.index;
   (void)cudaGetDeviceCount(&devices);
@@ -140,6 +142,7 @@ static void cuda_close(struct quire_device *device) {
 
 static bool cuda_reaches(const struct quire_device *device, const struct quire_device *other) {
   const struct quire_cuda_device *owner = (const struct quire_cuda_device *)other;
+  QUIRE_ASSERT(owner->peers > 0 && owner->peers <= QUIRE_CUDA_PEERS_MAX);
   for (int32_t i = 0; i < owner->peers; i++) {
     if (owner->peer[i] == device->index) {
       return true;

@@ -77,6 +77,7 @@ static const struct quire_memory_ops cuda_memory_ops = {.destroy = cuda_memory_d
 /* Reserves addresses for memory->handle and lets every peer of the device use them. */
 static CUresult map_handle(struct cuda_memory *memory, CUdeviceptr *base_out) {
   const struct quire_cuda_device *device = memory->device;
+  QUIRE_ASSERT(device->peers > 0 && memory->mapped > 0 && memory->mapped % device->granularity == 0);
   const struct quire_cuda_driver *driver = &device->driver;
   CUmemAccessDesc access[QUIRE_CUDA_PEERS_MAX];
   CUdeviceptr base = 0;
@@ -196,6 +197,7 @@ enum quire_status quire_cuda_host(struct quire_device *front, size_t bytes, stru
   }
   (void)cudaSetDevice(front->index);
   cudaError_t error = cudaHostAlloc(&memory->front.base, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+  QUIRE_ASSERT(error != cudaSuccess || memory->front.base != NULL);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
     quire_env_free(front->env, memory, 1, sizeof *memory);

@@ -74,6 +74,7 @@ static bool ended(struct cuda_stream *stream, cudaError_t answer) {
 
 /* What deferred mode puts before an item that writes bytes at target (NULL: none known). */
 static void defer(struct cuda_stream *stream, void *target, size_t bytes) {
+  QUIRE_ASSERT(stream->native != NULL);
   if (stream->mode != QUIRE_STREAM_DEFERRED) {
     return;
   }
@@ -153,6 +154,7 @@ static void cuda_launch(struct quire_stream *front, quire_stream_fn fn, const vo
     }
   }
   struct host_call *call = &stream->calls[stream->called % QUIRE_STREAM_QUEUE_ITEMS];
+  QUIRE_ASSERT(args_bytes <= sizeof call->args);
   call->fn = fn;
   call->stream = stream;
   if (args_bytes != 0) {
@@ -258,6 +260,7 @@ static const struct quire_stream_ops cuda_stream_ops = {
 };
 
 static cudaError_t create_native(struct cuda_stream *stream) {
+  QUIRE_ASSERT(stream->native == NULL && stream->digest_scratch == NULL);
   /* waiting sleeps where threads are more than cores (collective.h) */
   unsigned flags = cudaEventDisableTiming | (quire_device_cores() < SPIN_CORES_MIN ? cudaEventBlockingSync : 0);
   cudaError_t error = cudaSetDevice(stream->device);

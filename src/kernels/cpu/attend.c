@@ -100,6 +100,7 @@ static void row_decode(const struct attend_run *run, const uint8_t *stored, uint
   const struct quire_attend *op = &run->op;
   uint16_t decoded[QUIRE_KV_DIM];
   bool bf16 = is_bf16(op);
+  QUIRE_DEBUG(op->format != QUIRE_KV_F32 || !bf16);
   if (op->format == QUIRE_KV_F32) {
     memcpy(out, stored, QUIRE_KV_DIM * 4);
     return;
@@ -194,6 +195,7 @@ static void heads_stage(const struct quire_attend *op, const struct workspace *w
 
 static void values_sum(const struct attend_run *run, const struct workspace *ws, const uint8_t *rows, int heads,
                        int32_t count) {
+  QUIRE_ASSERT(heads > 0 && count > 0);
   memset(ws->out, 0, (size_t)heads * QUIRE_LATENT_DIM * sizeof(float));
   for (int32_t from = 0; from < count; from += ROWS_BLOCK) {
     int32_t n = count - from < ROWS_BLOCK ? count - from : ROWS_BLOCK;
@@ -265,6 +267,7 @@ static void groups_attend(const struct attend_run *run, const struct workspace *
 /* Rows dealt in turn. */
 static void rows_share(void *context, int member, int threads) {
   const struct attend_context *c = context;
+  QUIRE_ASSERT(c->deal > 0 && member < threads);
   const struct quire_attend *op = &c->run->op;
   struct workspace ws = workspace_of(op, member);
   for (int32_t row = 0; row < op->rows.m; row++) {
@@ -284,6 +287,7 @@ static void rows_share(void *context, int member, int threads) {
 static void gather_share(void *context, int member, int threads) {
   const struct attend_context *c = context;
   const struct quire_attend *op = &c->run->op;
+  QUIRE_ASSERT(c->row >= 0 && c->row < op->rows.m && op->counts[c->row] > 0);
   uint8_t *rows = workspace_of(op, 0).rows;
   int64_t begin, end;
   quire_team_share(op->counts[c->row], 1, member, threads, &begin, &end);
@@ -297,6 +301,7 @@ static void gather_share(void *context, int member, int threads) {
 static void heads_share(void *context, int member, int threads) {
   const struct attend_context *c = context;
   const struct quire_attend *op = &c->run->op;
+  QUIRE_ASSERT(c->row >= 0 && c->row < op->rows.m && op->counts[c->row] > 0);
   struct workspace ws = workspace_of(op, member);
   int64_t begin, end;
   quire_team_share(op->heads, 1, member, threads, &begin, &end);
@@ -305,6 +310,7 @@ static void heads_share(void *context, int member, int threads) {
 
 /* Multiply-adds of all rows. */
 static int64_t attend_work(const struct quire_attend *op) {
+  QUIRE_ASSERT(op->rows.m >= 0 && op->heads > 0);
   int64_t rows = 0;
   for (int32_t row = 0; row < op->rows.m; row++) {
     rows += op->counts[row];
@@ -315,6 +321,7 @@ static int64_t attend_work(const struct quire_attend *op) {
 static void attend_run(void *args, struct quire_team *whole) {
   const struct attend_run *run = args;
   const struct quire_attend *op = &run->op;
+  QUIRE_ASSERT(op->rows.m >= 0 && op->heads > 0);
   struct quire_team *team = quire_cpu_team(whole, attend_work(op) / QUIRE_CPU_MACS);
   int32_t threads = quire_team_threads(team);
   struct attend_context context = {.run = run};
@@ -361,6 +368,7 @@ static void latent_fp8(const uint8_t *stored, uint16_t *latent_out) {
 }
 
 static float softmax(float *scores, int32_t count, float scale, bool bf16, float *max_out) {
+  QUIRE_ASSERT(count > 0);
   quire_f8 largest = f8_all(-quire_float_of(QUIRE_INF_BITS));
   int64_t padded = padded_topk(count);
   for (int64_t j = count; j < padded; j++) {
@@ -449,6 +457,7 @@ QUIRE_INLINE void values_block(struct weighted in, int heads, bool bf16, float *
 }
 
 QUIRE_INLINE void values(struct weighted in, int heads, bool bf16, float *out) {
+  QUIRE_DEBUG(heads > 0 && in.steps >= 0);
   int bytes = bf16 ? 2 : 4;
   for (int d = 0; d < QUIRE_LATENT_DIM; d += 16) {
     struct weighted at = {.p = in.p, .p_ld = in.p_ld, .rows = (const uint8_t *)in.rows + d * bytes, .steps = in.steps};

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "base/assert.h"
 #include "kernels/cpu/e4m3_avx512.h"
 #include "kernels/cpu/lanes_avx512.h"
 
@@ -83,6 +84,7 @@ QUIRE_INLINE __m512 exp_not_positive(__m512 x) {
 
 /* Sixteen dots at j, scaled; behind count -inf, whose exponential is the zero that the lanes take. */
 QUIRE_INLINE __m512 scaled_load(const float *scores, int64_t j, int32_t count, __m512 scale) {
+  QUIRE_DEBUG(count > j);
   __mmask16 mask = count - j >= LANES ? 0xffff : (__mmask16)((1u << (count - j)) - 1);
   __m512 padding = _mm512_set1_ps(-quire_float_of(QUIRE_INF_BITS));
   return _mm512_mask_mul_ps(padding, mask, _mm512_maskz_loadu_ps(mask, scores + j), scale);
@@ -129,6 +131,7 @@ QUIRE_INLINE void exp_store(float *scores, int64_t j, bool bf16, __m512 e) {
 
 /* Scales twice rather than store and load again. */
 QUIRE_INLINE float softmax_as(float *scores, int32_t count, float scale, bool bf16, float *max_out) {
+  QUIRE_DEBUG(count > 0);
   const __m512 factor = _mm512_set1_ps(scale);
   *max_out = scaled_max(scores, count, factor);
   const __m512 max = _mm512_set1_ps(*max_out);
@@ -244,6 +247,7 @@ QUIRE_INLINE void block_f32(const float *p, int64_t p_ld, int heads, const float
 }
 
 static void values_bf16(const uint16_t *p, int64_t p_ld, int heads, const uint16_t *rows, int pairs, float *out) {
+  QUIRE_ASSERT(heads > 0 && pairs > 0);
   for (int d = 0; d < QUIRE_LATENT_DIM; d += 32) {
     int h = 0;
     for (; h + HEADS <= heads; h += HEADS) {
@@ -256,6 +260,7 @@ static void values_bf16(const uint16_t *p, int64_t p_ld, int heads, const uint16
 }
 
 static void values_f32(const float *p, int64_t p_ld, int heads, const float *rows, int count, float *out) {
+  QUIRE_ASSERT(heads > 0 && count > 0);
   for (int d = 0; d < QUIRE_LATENT_DIM; d += 32) {
     int h = 0;
     for (; h + HEADS <= heads; h += HEADS) {

@@ -6,6 +6,7 @@
 
 static void convert_share(void *context, int member, int threads) {
   const struct quire_convert *op = context;
+  QUIRE_ASSERT(op->m <= 1 || (op->x_ld >= op->n && op->y_ld >= op->n));
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {
@@ -22,6 +23,7 @@ QUIRE_CPU_LAUNCHER(convert, convert_share, (int64_t)op->m * op->n)
 
 static void add_share(void *context, int member, int threads) {
   const struct quire_add *op = context;
+  QUIRE_ASSERT(op->m <= 1 || (op->x_ld >= op->n && op->y_ld >= op->n));
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {
@@ -85,6 +87,7 @@ void quire_silu_mul_row(const float *gate, const float *up, void *y, enum quire_
 
 static void silu_mul_share(void *context, int member, int threads) {
   const struct quire_silu_mul *op = context;
+  QUIRE_ASSERT(op->m <= 1 || (op->gate_ld >= op->n && op->up_ld >= op->n && op->y_ld >= op->n));
   int64_t bytes = op->y_dtype == QUIRE_DTYPE_BF16 ? 2 : 4;
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);

@@ -48,6 +48,7 @@ static void transform(float *x) {
 
 static void hadamard_share(void *context, int member, int threads) {
   const struct quire_hadamard *op = context;
+  QUIRE_ASSERT(op->heads <= 1 || op->head_ld >= QUIRE_INDEX_DIM);
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {

@@ -53,6 +53,7 @@ struct moe_context {
 
 /* Words a member packs into: a block of rows of the widest product, behind it a lane of a panel. */
 static int64_t packed_words(const struct quire_moe *op) {
+  QUIRE_ASSERT(op->m >= 0 && op->hidden > 0);
   int32_t k = op->hidden > op->expert_width ? op->hidden : op->expert_width;
   k = k > op->shared_width ? k : op->shared_width;
   int64_t rows = op->m < QUIRE_PACKED_BLOCK ? op->m : QUIRE_PACKED_BLOCK;
@@ -62,6 +63,7 @@ static int64_t packed_words(const struct quire_moe *op) {
 /* Sets the workspace (where given) and returns its bytes. Sized for f32. */
 static int64_t workspace_carve(const struct quire_moe *op, uint8_t *base, int threads, struct workspace *ws_out) {
   int64_t pairs = (int64_t)op->m * op->k;
+  QUIRE_ASSERT(threads > 0 && pairs >= 0);
   int64_t sizes[] = {
       ((int64_t)op->expert_count + 1) * 4,
       pairs * 4,
@@ -149,6 +151,7 @@ struct batch {
 
 /* Batch number `index`: the experts by id, then the shared one. */
 static struct batch batch_at(const struct moe_context *c, int32_t index) {
+  QUIRE_ASSERT(index >= 0 && index <= c->run->op.expert_count);
   const struct quire_moe *op = &c->run->op;
   int64_t bytes = x_bytes(op);
   if (index == op->expert_count) {
@@ -174,6 +177,7 @@ static int32_t batch_count(const struct quire_moe *op) { return op->expert_count
 
 /* Rows [begin, ...) of a batch, as many as are computed together: of packed weights a block. */
 static struct batch batch_rows(const struct moe_context *c, const struct batch *whole, int64_t begin) {
+  QUIRE_ASSERT(begin >= 0 && begin <= whole->rows);
   const struct quire_moe *op = &c->run->op;
   struct batch b = *whole;
   b.x += begin * b.x_ld * x_bytes(op);
@@ -198,12 +202,14 @@ struct packing {
 static struct packing packing_of(const struct moe_context *c, int member, int32_t k) {
   struct packing p = {.rows = {.to = c->ws.packed + member * c->ws.packed_words, .k = k}};
   p.lane = p.rows.to + c->ws.packed_words - quire_prepacked_lane_words(k + 31);
+  QUIRE_ASSERT(p.lane > p.rows.to);
   return p;
 }
 
 /* Columns [column, end) of a product on the calling member. `p` belongs to these rows of x. */
 static void product_compute(const struct moe_run *run, const struct quire_gemm *product, struct packing *p,
                             int64_t column, int64_t end) {
+  QUIRE_ASSERT(column >= 0 && column <= end && end <= product->w.n);
   if (product->w.layout == QUIRE_WEIGHT_ROWS) {
     struct quire_gemm_part part = {.row_end = product->m, .column_begin = column, .column_end = end};
     quire_gemm_compute(run->isa, product, part);
@@ -323,6 +329,7 @@ static void outer_share(void *context, int member, int threads) {
 static void home_share(void *context, int member, int threads) {
   const struct moe_context *c = context;
   const struct quire_moe *op = &c->run->op;
+  QUIRE_ASSERT(op->m <= 1 || op->residual_ld >= op->hidden);
   bool shared = op->shared.gate.n > 0;
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
@@ -343,6 +350,7 @@ static void home_share(void *context, int member, int threads) {
 
 /* Multiply-adds of all experts; few rows are bound by reading weights, as if there were four. */
 static int64_t expert_work(const struct quire_moe *op) {
+  QUIRE_ASSERT(op->m >= 0 && op->k >= 0);
   int64_t rows = op->m < 4 ? 4 : op->m;
   return 3 * rows * op->hidden * ((int64_t)op->k * op->expert_width + op->shared_width);
 }
@@ -350,6 +358,7 @@ static int64_t expert_work(const struct quire_moe *op) {
 static void moe_run(void *args, struct quire_team *whole) {
   const struct moe_run *run = args;
   const struct quire_moe *op = &run->op;
+  QUIRE_ASSERT(op->scratch != NULL);
   struct quire_team *team = quire_cpu_team(whole, expert_work(op) / QUIRE_CPU_MACS);
   struct moe_context context = {.run = run};
   uintptr_t base = ((uintptr_t)op->scratch + 63) & ~(uintptr_t)63;

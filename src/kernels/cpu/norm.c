@@ -7,6 +7,7 @@
 #define SLICE 256 /* outputs on the stack on their way to bf16 */
 
 static void rmsnorm_row(const struct quire_rmsnorm *op, int64_t row) {
+  QUIRE_ASSERT(op->n > 0);
   const float *x = op->x + row * op->x_ld;
   float mean = lanes_square(x, op->n) / (float)op->n;
   float r = 1.0f / QUIRE_SQRT_F32(mean + op->eps);
@@ -27,6 +28,7 @@ static void rmsnorm_row(const struct quire_rmsnorm *op, int64_t row) {
 
 static void rmsnorm_share(void *context, int member, int threads) {
   const struct quire_rmsnorm *op = context;
+  QUIRE_ASSERT(op->m <= 1 || (op->x_ld >= op->n && op->y_ld >= op->n));
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {
@@ -39,6 +41,7 @@ QUIRE_CPU_LAUNCHER(rmsnorm, rmsnorm_share, (int64_t)op->m * op->n)
 /* y holds x - mean on the way. */
 static void layernorm_row(const struct quire_layernorm *op, int64_t row) {
   const float *x = op->x + row * op->x_ld;
+  QUIRE_ASSERT(op->n > 0);
   float *y = op->y + row * op->y_ld;
   float n = (float)op->n;
   float mean = lanes_sum(x, op->n) / n;
@@ -54,6 +57,7 @@ static void layernorm_row(const struct quire_layernorm *op, int64_t row) {
 
 static void layernorm_share(void *context, int member, int threads) {
   const struct quire_layernorm *op = context;
+  QUIRE_ASSERT(op->m <= 1 || (op->x_ld >= op->n && op->y_ld >= op->n));
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {

@@ -26,6 +26,7 @@ static void best_mark(const float *scores, int32_t n, int32_t keep, bool *kept) 
 
 /* Sum of the two largest, larger first. */
 static float group_score(const float *choice, int32_t n) {
+  QUIRE_ASSERT(n > 0);
   float first = NONE;
   float second = NONE;
   for (int32_t i = 0; i < n; i++) {

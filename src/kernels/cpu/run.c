@@ -10,6 +10,7 @@ struct flushed_run {
 
 static void run_flushed(void *context, int member, int threads) {
   const struct flushed_run *run = context;
+  QUIRE_ASSERT(run->fn != NULL && member < threads);
   uint32_t control = quire_kernels_enter();
   run->fn(run->context, member, threads);
   quire_kernels_leave(control);

@@ -55,6 +55,7 @@ static float log_probability(float logit, float max, float lse) {
 
 /* Values of tops become log-probabilities. */
 static void finish_tops(struct quire_top *tops, int32_t count, float max, float lse) {
+  QUIRE_ASSERT(count >= 0);
   for (int32_t i = 0; i < count && tops[i].token >= 0; i++) {
     tops[i].logprob = log_probability(tops[i].logprob, max, lse);
   }
@@ -76,6 +77,7 @@ static float penalised(const struct quire_draw *draw, float y, int32_t count, bo
 }
 
 static float penalise_id(const struct row *r, int32_t id, int32_t extra) {
+  QUIRE_DEBUG(id >= 0 && id < r->vocab);
   uint16_t known = r->draw->counts[id];
   int32_t count = (known & QUIRE_COUNT_MAX) + extra;
   count = count < (int32_t)QUIRE_COUNT_MAX ? count : (int32_t)QUIRE_COUNT_MAX;
@@ -84,6 +86,7 @@ static float penalise_id(const struct row *r, int32_t id, int32_t extra) {
 
 static void penalise(const struct row *r, float *y) {
   const struct quire_draw *draw = r->draw;
+  QUIRE_ASSERT(draw->counts != NULL && draw->extra_count >= 0);
   for (int32_t at = 0; at < r->vocab; at += 32) {
     int32_t end = at + 32 < r->vocab ? at + 32 : r->vocab;
     uint32_t any = 0;
@@ -146,6 +149,7 @@ static uint64_t mass_of(const struct search *s, int32_t id) {
 }
 
 static void search_narrow(const struct row *r, struct search *s) {
+  QUIRE_ASSERT(s->target > 0);
   struct quire_sample_above high = {0, 0};
   bool bounded = false;
   s->high = -least();
@@ -247,6 +251,7 @@ static struct cut top_k_cut(struct row *r, struct cut cut) {
 }
 
 static struct cut top_p_cut(struct row *r, struct cut cut) {
+  QUIRE_ASSERT(r->draw->top_p < 1.0f && cut.dropped >= 0);
   float from = r->z.max - WEIGHTLESS;
   from = cut.z > from ? cut.z : from;
   struct search search = {.weight = r->weight, .low = from, .at_low = r->passes->weigh(&r->z, from, r->weight)};
@@ -262,6 +267,7 @@ static struct cut top_p_cut(struct row *r, struct cut cut) {
 /* --- the draw --- */
 
 static int32_t first_largest(const struct quire_sample_z *row) {
+  QUIRE_ASSERT(row->block_max != NULL);
   int32_t b = 0;
   while (row->block_max[b] != row->max) {
     b++;
@@ -306,10 +312,12 @@ static int32_t row_draw(struct row *r) {
     best.last = cut.last;
   }
   r->passes->draw(&r->z, &best);
+  QUIRE_ASSERT(best.token >= 0 && best.token < r->vocab);
   return best.token;
 }
 
 static float row_logprob(const struct row *r, int32_t token) {
+  QUIRE_ASSERT(token >= 0 && token < r->vocab);
   const struct quire_draw *draw = r->draw;
   int32_t first;
   if (!draw->logprob && draw->top_count == 0) {
@@ -362,6 +370,7 @@ static struct row row_of(const struct sample_args *args, int64_t i, uint8_t *scr
 
 static void sample_share(void *context, int member, int threads) {
   const struct sample_args *args = context;
+  QUIRE_ASSERT(args->op.vocab > 0 && args->op.tokens_out != NULL && args->op.logprobs_out != NULL);
   uintptr_t base = ((uintptr_t)args->op.scratch + 63) & ~(uintptr_t)63;
   uint8_t *scratch = (uint8_t *)base + row_bytes(args->op.vocab) * member;
   int64_t begin, end;
@@ -376,6 +385,7 @@ static void sample_share(void *context, int member, int threads) {
 
 static void sample_run(void *args, struct quire_team *team) {
   const struct sample_args *a = args;
+  QUIRE_ASSERT(a->op.m >= 0 && a->op.vocab > 0);
   quire_cpu_run(quire_cpu_team(team, (int64_t)a->op.m * a->op.vocab * 8), sample_share, args);
 }
 
@@ -424,6 +434,7 @@ static void score_share(void *context, int member, int threads) {
 
 static void score_run(void *args, struct quire_team *team) {
   const struct score_args *a = args;
+  QUIRE_ASSERT(a->op.m >= 0 && a->op.vocab > 0);
   quire_cpu_run(quire_cpu_team(team, (int64_t)a->op.m * a->op.vocab * 8), score_share, args);
 }
 

@@ -47,6 +47,7 @@ struct select_context {
 static_assert(sizeof(struct select_run) <= QUIRE_STREAM_ARGS_BYTES_MAX, "arguments travel by value");
 
 static int64_t workspace_bytes(int32_t heads, int32_t topk) {
+  QUIRE_ASSERT(heads > 0 && topk > 0);
   int64_t capacity = quire_topk_capacity(topk);
   return quire_cpu_padded(QUIRE_SELECT_STAGE * (int64_t)sizeof(float)) +
          quire_cpu_padded((int64_t)TILE_ROWS * heads * QUIRE_INDEX_DIM * (int64_t)sizeof(float)) +
@@ -61,6 +62,7 @@ int64_t quire_select_scratch_bytes(int32_t heads, int32_t topk, int32_t limit_ma
 }
 
 static uint8_t *carve(uint8_t **at, int64_t bytes) {
+  QUIRE_ASSERT(bytes > 0);
   uint8_t *piece = *at;
   *at += quire_cpu_padded(bytes);
   return piece;
@@ -84,6 +86,7 @@ static struct workspace workspace_of(const struct quire_select *op, int member) 
 static void lists_clear(const struct select_run *run, const struct workspace *ws) {
   const struct quire_select *op = &run->op;
   int32_t capacity = quire_topk_capacity(op->topk);
+  QUIRE_ASSERT(op->topk > 0 && capacity >= op->topk);
   for (int32_t row = 0; row < TILE_ROWS; row++) {
     uint32_t *list = ws->lists + (int64_t)row * capacity * 2;
     ws->top[row] = (struct quire_topk){
@@ -165,6 +168,7 @@ static void keys_stage(const struct select_run *run, const struct quire_kv_sourc
  * scored. (Always inline: gcc takes a function that only prefetches for one without effect, and drops its calls.) */
 QUIRE_INLINE void keys_ask(const struct quire_select *op, const struct quire_kv_source *source, int32_t position,
                            int32_t end) {
+  QUIRE_DEBUG(position >= 0);
   if (position >= end) {
     return;
   }
@@ -240,6 +244,7 @@ static int32_t tile_limit(const struct quire_select *op, struct tile tile) {
 static void tiles_share(void *context, int member, int threads) {
   const struct select_run *run = ((const struct select_context *)context)->run;
   const struct quire_select *op = &run->op;
+  QUIRE_ASSERT(op->rows.m >= 0 && member < threads);
   struct workspace ws = workspace_of(op, member);
   struct tile tile;
   int index = 0;
@@ -263,6 +268,7 @@ static void tiles_share(void *context, int member, int threads) {
 static void keys_share(void *context, int member, int threads) {
   const struct select_context *c = context;
   const struct quire_select *op = &c->run->op;
+  QUIRE_ASSERT(c->tile.begin < c->tile.end && c->tile.end <= op->rows.m);
   struct workspace ws = workspace_of(op, member);
   int64_t begin = 0;
   int64_t end = 0;
@@ -280,6 +286,7 @@ static void keys_share(void *context, int member, int threads) {
 static void merge_share(void *context, int member, int threads) {
   const struct select_context *c = context;
   const struct quire_select *op = &c->run->op;
+  QUIRE_ASSERT(c->parts == threads && c->tile.end - c->tile.begin <= TILE_ROWS);
   for (int32_t row = c->tile.begin + member; row < c->tile.end; row += threads) {
     if (!row_scores(op, row)) {
       row_takes_all(op, row);
@@ -296,6 +303,7 @@ static void merge_share(void *context, int member, int threads) {
 
 /* Multiply-adds of all scores. */
 static int64_t score_work(const struct quire_select *op) {
+  QUIRE_ASSERT(op->heads > 0);
   int64_t positions = 0;
   for (int32_t row = 0; row < op->rows.m; row++) {
     positions += row_scores(op, row) ? op->rows.limit[row] : 0;
@@ -306,6 +314,7 @@ static int64_t score_work(const struct quire_select *op) {
 static void select_run(void *args, struct quire_team *whole) {
   const struct select_run *run = args;
   const struct quire_select *op = &run->op;
+  QUIRE_ASSERT(op->rows.m >= 0 && op->topk > 0);
   struct quire_team *team = quire_cpu_team(whole, score_work(op) / QUIRE_CPU_MACS);
   struct select_context context = {.run = run, .parts = quire_team_threads(team)};
   if (op->rows.m > TILE_ROWS || context.parts == 1) {

@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 
+#include "base/assert.h"
 #include "kernels/cpu/e4m3_avx512.h"
 #include "kernels/cpu/lanes_avx512.h"
 
@@ -112,6 +113,7 @@ QUIRE_INLINE void score_heads(const float *q, const float *w, int heads, const f
 
 QUIRE_INLINE void score_all(const float *q, const float *w, int32_t heads, const float *stage, bool quantised,
                             float *scores_out) {
+  QUIRE_DEBUG(heads > 0);
   __m512 sum[VECTORS];
   int32_t head = 0;
   QUIRE_UNROLL

@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 
+#include "base/assert.h"
 #include "layout/kv_source.h"
 
 struct quire_span {
@@ -16,6 +17,7 @@ struct quire_span {
  * looked at. */
 static inline struct quire_span quire_span_at(const struct quire_kv_source *source, const struct quire_part *part,
                                               int32_t position, int32_t rows_max) {
+  QUIRE_DEBUG(position >= 0 && position < source->end && rows_max > 0);
   struct quire_span span;
   int32_t left;
   if (position < source->prefix_end) {

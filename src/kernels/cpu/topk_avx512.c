@@ -81,6 +81,7 @@ static uint32_t pivot_of(const uint32_t *key, int32_t count, int32_t k) {
 /* Keys above a pivot, or below it, into `out` [count + STEP], which does not overlap `key`. Returns their number; *equal_out: keys equal to it. */
 static int32_t side_of(const uint32_t *key, int32_t count, uint32_t pivot, bool above, uint32_t *out,
                        int32_t *equal_out) {
+  QUIRE_DEBUG(count > 0);
   const __m512i middle = _mm512_set1_epi32((int)pivot);
   int32_t taken = 0, equal = 0, i = 0;
   for (; i + STEP <= count; i += STEP) { /* whole registers: no mask on the way */
@@ -101,6 +102,7 @@ static int32_t side_of(const uint32_t *key, int32_t count, uint32_t pivot, bool 
 
 /* One side of each pivot is taken, where the wanted key should be; where it is not, the other. */
 static uint32_t kth_key(const uint32_t *key, int32_t count, int32_t k, int32_t *ties_out) {
+  QUIRE_ASSERT(k > 0 && k <= count);
   uint32_t lists[2][LIST_MAX + STEP];
   for (int round = 0; round < PARTITIONS_MAX; round++) {
     uint32_t pivot = pivot_of(key, count, k);
@@ -125,6 +127,7 @@ static uint32_t kth_key(const uint32_t *key, int32_t count, int32_t k, int32_t *
 
 /* The first `ties` lanes of a mask. */
 static inline __mmask16 first_of(__mmask16 mask, int32_t ties) {
+  QUIRE_DEBUG(ties >= 0);
   while (__builtin_popcount(mask) > ties) {
     mask = (__mmask16)(mask & ~(1u << (31 - __builtin_clz(mask))));
   }

@@ -54,6 +54,7 @@ struct quire_view_cuda {
 };
 
 static void lay_tables(struct quire_carve *carve, const struct counts *counts, int32_t parts, struct tables *tables) {
+  QUIRE_ASSERT(parts > 0 && counts->entries >= 0);
   for (int draft = 0; draft < 2; draft++) {
     struct rows_table *rows = &tables->rows[draft];
     int32_t **arrays[] = {&rows->tokens, &rows->positions, &rows->limits, &rows->entries, &rows->hidden};
@@ -89,6 +90,7 @@ static size_t tables_bytes_max(const struct quire_view_config *c) {
   struct tables none;
   struct quire_carve carve = {NULL, 0};
   lay_tables(&carve, &most, c->parts->count, &none);
+  QUIRE_ASSERT(carve.used > 0);
   return carve.used;
 }
 
@@ -99,6 +101,7 @@ static int64_t zeroed(const struct quire_view_config *c) {
 
 /* What stays on the device beside the tables. */
 static size_t lay_device(const struct quire_view_config *c, uint8_t *base, struct quire_view_cuda *cuda) {
+  QUIRE_ASSERT(c->rows_max > 0 && cuda != NULL);
   struct quire_carve carve = {base, 0};
   cuda->device_tables = quire_carve(&carve, 1, tables_bytes_max(c));
   cuda->sources = quire_carve(&carve, 2 * (int64_t)c->limits.entries_max, sizeof *cuda->sources);
@@ -114,6 +117,7 @@ static int64_t cuda_bytes(const struct quire_view_config *config) {
 }
 
 static size_t lay_slab(struct quire_view *view, uint8_t *base) {
+  QUIRE_ASSERT(view->cuda != NULL);
   struct quire_carve carve = {base, 0};
   view->cuda->host_tables = quire_carve(&carve, 1, tables_bytes_max(&view->config));
   view->cuda->flags_host = quire_carve(&carve, 2 * (int64_t)view->config.rows_max, sizeof(int32_t));
@@ -151,6 +155,7 @@ static enum quire_status load_kernels(const struct quire_view *view, struct quir
 }
 
 static enum quire_status cuda_open(struct quire_view *view, struct quire_error *error_out) {
+  QUIRE_ASSERT(view->cuda == NULL);
   struct quire_device *device = view->config.device;
   view->cuda = quire_env_zalloc(view->env, 1, sizeof *view->cuda);
   if (view->cuda == NULL) {
@@ -182,6 +187,7 @@ static void launched(struct quire_stream *stream, int error) {
 /* -- tables of a step ------------------------------------------------------------------------------------------- */
 
 static struct counts count_step(const struct quire_view *view) {
+  QUIRE_ASSERT(view->plan != NULL);
   struct counts counts = {
       .rows = {view->target.batch.m, view->draft.batch.m},
       .entries = view->plan->entry_count,
@@ -200,6 +206,7 @@ static struct counts count_step(const struct quire_view *view) {
 }
 
 static void fill_rows(const struct quire_view_rows *rows, struct rows_table *table) {
+  QUIRE_ASSERT(rows->batch.m >= 0);
   size_t bytes = (size_t)rows->batch.m * sizeof(int32_t);
   if (bytes != 0) {
     memcpy(table->tokens, rows->tokens, bytes);
@@ -245,6 +252,7 @@ static void fill_entries(struct quire_view *view, struct tables *tables, struct 
     }
   }
   counts->gathers = gather;
+  QUIRE_ASSERT(page == counts->pages && gather <= counts->pages);
 }
 
 /* Fresh rows by position: the n-th of a rank's that it produces is the n-th of its block. Marks own pages. */
@@ -278,6 +286,7 @@ static void fill_appends(const struct quire_view *view, const struct quire_view_
 
 /* The number of commits that concern pages of this rank. */
 static int32_t fill_commits(struct quire_view *view, struct quire_view_cuda_commit *commits) {
+  QUIRE_ASSERT(view->plan != NULL && commits != NULL);
   int32_t n = 0;
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);
@@ -298,6 +307,7 @@ static int32_t fill_commits(struct quire_view *view, struct quire_view_cuda_comm
 }
 
 static void fill_parts(const struct quire_view *view, struct quire_view_cuda_part *parts) {
+  QUIRE_ASSERT(view->links.peers != NULL);
   const struct quire_peer *self = &view->links.peers->rank[view->config.rank];
   for (int32_t i = 0; i < view->config.parts->count; i++) {
     const struct quire_part *part = &view->config.parts->part[i];
@@ -313,6 +323,7 @@ static void fill_parts(const struct quire_view *view, struct quire_view_cuda_par
 }
 
 static void set_device_batch(struct quire_view_rows *rows, const struct rows_table *table) {
+  QUIRE_ASSERT(rows->batch.m == 0 || table->tokens != NULL);
   rows->device = rows->batch;
   rows->device.tokens = table->tokens;
   rows->device.positions = table->positions;
@@ -343,6 +354,7 @@ static void cuda_begin(struct quire_view *view) {
   fill_parts(view, cuda->host.part);
   set_device_batch(&view->target, &cuda->device.rows[0]);
   set_device_batch(&view->draft, &cuda->device.rows[1]);
+  QUIRE_ASSERT(host.used == device.used);
   quire_stream_copy(view->stream, cuda->device_tables, cuda->host_tables, host.used);
   cuda->sent = quire_stream_record(view->stream);
   quire_stream_fill(view->stream, cuda->flags, 0, (size_t)zeroed(&view->config) * sizeof(int32_t));
@@ -367,6 +379,7 @@ static struct quire_view_cuda_pages pages_of(const struct quire_view *view, int3
 }
 
 static const struct quire_kv_source *cuda_sources(struct quire_view *view, int32_t flat, int32_t part) {
+  QUIRE_ASSERT(flat >= 0 && part >= 0 && part < view->config.parts->count);
   const struct quire_view_config *c = &view->config;
   struct quire_view_cuda *cuda = view->cuda;
   const struct quire_part *p = &c->parts->part[part];
@@ -422,6 +435,7 @@ static bool gather_part(const struct quire_view *view, int32_t flat, int32_t par
 }
 
 static void cuda_gather(struct quire_view *view, int32_t flat) {
+  QUIRE_ASSERT(flat >= 0 && view->copy_stream != NULL);
   const struct quire_parts *parts = view->config.parts;
   struct quire_view_cuda_gather args = {
       .list = view->cuda->device.gather,
@@ -447,6 +461,7 @@ static void cuda_gather(struct quire_view *view, int32_t flat) {
 
 /* Fills in the arrays of one part that a put writes. */
 static void put_part(const struct quire_view *view, int32_t part, struct quire_view_cuda_put *args) {
+  QUIRE_ASSERT(part >= 0 && part < view->config.parts->count);
   const struct quire_part *p = &view->config.parts->part[part];
   const struct quire_peer_part *own = &view->links.peers->rank[view->config.rank].part[part];
   for (int32_t i = 0; i < p->pieces; i++) {
@@ -464,6 +479,7 @@ static void put_part(const struct quire_view *view, int32_t part, struct quire_v
 static void cuda_put(const struct quire_view_put_job *job) {
   struct quire_view *view = job->view;
   const struct quire_view_cuda *cuda = view->cuda;
+  QUIRE_ASSERT(cuda->counts.places[job->draft] >= 0);
   struct quire_view_cuda_put args = {
       .place = cuda->device.place[job->draft],
       .append = cuda->device.append[job->draft],
@@ -486,6 +502,7 @@ static void cuda_put(const struct quire_view_put_job *job) {
 }
 
 static enum quire_status cuda_end(struct quire_view *view, struct quire_error *error_out) {
+  QUIRE_ASSERT(view->target.nonfinite != NULL && view->draft.nonfinite != NULL);
   struct quire_view_cuda *cuda = view->cuda;
   size_t bytes = 2 * (size_t)view->config.rows_max * sizeof(int32_t);
   quire_stream_copy(view->stream, cuda->flags_host, cuda->flags, bytes);
