@@ -432,9 +432,21 @@ static void test_more_than_memory(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+#define ADDRESS_SANITIZER true
+#elif defined(__has_feature)
+#define ADDRESS_SANITIZER __has_feature(address_sanitizer)
+#else
+#define ADDRESS_SANITIZER false
+#endif
+
 /* Too little address space: how much there was, and what raises it, whoever ran out. */
 static void test_little_memory(void **state) {
   (void)state;
+  if (ADDRESS_SANITIZER) {
+    print_message("skipped: an address sanitizer needs terabytes of address space itself\n");
+    skip();
+  }
   char command[2048], text[OUTPUT_BYTES];
   int failures = 0;
   for (int kilobytes = 25000; kilobytes < 70000; kilobytes += 9000) {
@@ -444,8 +456,11 @@ static void test_little_memory(void **state) {
     assert_true(WIFEXITED(status));
     snprintf(command, sizeof command, "%s/err", broken_dir);
     read_all(command, text);
-    failures += WEXITSTATUS(status) != 0;
-    assert_true(WEXITSTATUS(status) == 0 || strstr(text, "ulimit -v") != NULL);
+    if (WEXITSTATUS(status) != 0 &&
+        WEXITSTATUS(status) != 127) { /* 127: the loader's, before the program's first line */
+      failures++;
+      assert_non_null(strstr(text, "ulimit -v"));
+    }
   }
   assert_true(failures > 0);
 }
