@@ -75,6 +75,11 @@ static inline int quire_packed_lane(int position) {
 }
 
 int64_t quire_packed_x_stride(int64_t rows, int64_t steps);
+/* Words from the first row of packed x, of which a lane has `steps` steps, to row number `row`. */
+static inline int64_t quire_packed_x_row(int64_t row, int64_t steps) {
+  return row / QUIRE_PACKED_ROWS * QUIRE_PACKED_ROWS * steps + row % QUIRE_PACKED_ROWS;
+}
+
 /* Packs rows [begin, end), which begin and end at multiples of 16 or at the last row. */
 void quire_packed_x(const struct quire_gemm_isa *isa, const struct quire_packed_rows *from, int64_t begin, int64_t end);
 

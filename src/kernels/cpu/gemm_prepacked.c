@@ -14,15 +14,15 @@
 #define ASK_FAR 8192 /* bytes ahead of where few rows read */
 #define NEAR_K 8192  /* of a row that stays in the first level cache beside the weights that go by */
 #define SHORT_LANE_WORDS (QUIRE_FP8_BLOCK / STEP * QUIRE_PACKED_COLUMNS)
-#define MIDDLE_K 1024  /* up to here sums are as many bytes as weights: */
-#define MIDDLE_ROWS 64 /* they stay in the first level cache */
+#define MIDDLE_K 1024 /* up to here sums are as many bytes as weights */
 
 static_assert(QUIRE_FP8_BLOCK % QUIRE_PACKED_COLUMNS == 0, "the columns of a panel share their scales");
 static_assert(QUIRE_PREPACKED_SHORT_ROWS == TILE_ROWS, "one stage for both");
+static_assert(QUIRE_PREPACKED_MIDDLE_ROWS <= QUIRE_PACKED_BLOCK, "tiles have the largest sums");
 
 struct stage {
   _Alignas(64) float sums[QUIRE_PACKED_LEVELS * QUIRE_PACKED_LEVEL_STRIDE];
-  _Alignas(64) float out[TILE_ROWS * QUIRE_PACKED_COLUMNS];
+  _Alignas(64) float out[QUIRE_PREPACKED_MIDDLE_ROWS * QUIRE_PACKED_COLUMNS];
   _Alignas(64) uint32_t panel[QUIRE_GEMM_LANES * SHORT_LANE_WORDS]; /* fp8 of a short k, decoded */
 };
 
@@ -126,6 +126,30 @@ static void short_compute(const struct quire_gemm_isa *isa, const struct panel *
   }
 }
 
+/* bf16, and enough rows that lanes go by in pairs. */
+static bool middle_k(const struct quire_weight *w, int64_t rows) {
+  return !fp8(w) && !short_k(w) && w->k <= MIDDLE_K && rows > QUIRE_PACKED_ROWS;
+}
+
+static void middle_compute(const struct quire_gemm_isa *isa, const struct panel *p) {
+  const struct quire_packed_rows *x = p->block->x;
+  struct quire_prepacked_middle rows = {
+      .w = (const uint32_t *)(const void *)p->w,
+      .sums = p->stage->sums,
+      .x_stride = x->stride,
+      .out_ld = p->direct ? p->gemm->y_ld : QUIRE_PACKED_COLUMNS,
+      .steps = p->gemm->w.k / STEP,
+  };
+  for (int32_t row = 0; row < p->block->rows; row += QUIRE_PREPACKED_MIDDLE_ROWS) {
+    int32_t left = p->block->rows - row;
+    rows.rows = left < QUIRE_PREPACKED_MIDDLE_ROWS ? left : QUIRE_PREPACKED_MIDDLE_ROWS;
+    rows.x = x->to + quire_packed_x_row(row, rows.steps);
+    rows.out = out_at(p, row);
+    isa->prepacked->middle_k(&rows);
+    out_write(p, row, rows.rows);
+  }
+}
+
 /* Few rows read W once and ask ahead of where they read; of many, the first tile asks for the lane that comes next. */
 static void tiles_compute(const struct quire_gemm_isa *isa, const struct panel *p) {
   const struct quire_prepacked_block *b = p->block;
@@ -216,6 +240,8 @@ void quire_prepacked_compute(const struct quire_gemm_isa *isa, const struct quir
     p.direct = g->y_dtype == QUIRE_DTYPE_F32 && columns >= QUIRE_PACKED_COLUMNS;
     if (short_k(&g->w)) {
       short_compute(isa, &p);
+    } else if (middle_k(&g->w, block->rows)) {
+      middle_compute(isa, &p);
     } else {
       tiles_compute(isa, &p);
     }
@@ -254,7 +280,7 @@ static void w_share(void *context, int member, int threads) {
 void quire_prepacked_run(const struct quire_gemm_isa *isa, const struct quire_gemm *gemm, struct quire_team *team) {
   struct run r = {.isa = isa, .gemm = gemm};
   int32_t steps = gemm->w.k / STEP;
-  int32_t rows_max = short_k(&gemm->w) || gemm->w.k > MIDDLE_K ? QUIRE_PACKED_BLOCK : MIDDLE_ROWS;
+  int32_t rows_max = short_k(&gemm->w) || gemm->w.k > MIDDLE_K ? QUIRE_PACKED_BLOCK : QUIRE_PREPACKED_MIDDLE_ROWS;
   int32_t blocks = (gemm->m + rows_max - 1) / rows_max;
   int32_t even = ((gemm->m + blocks - 1) / blocks + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
   for (r.row = 0; r.row < gemm->m; r.row += r.rows) {

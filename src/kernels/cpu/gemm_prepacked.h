@@ -12,6 +12,7 @@
  *      a row alone    x where it is, packed where it would not stay in the first level cache
  *      short k        x where it is; weights of one block of k stay in registers while rows go by, of more they are
  *                     taken two lanes at a time
+ *      middle k       bf16 of many rows: x packed, two lanes at a time, so that half of the sums stay in registers
  *      all others     tiles of gemm_packed.h, x packed
  *
  * Every output is the same sequence of roundings as in gemm.h. Internal to the cpu kernels. Call with FTZ and DAZ set,
@@ -24,6 +25,8 @@
 #define QUIRE_PREPACKED_SHORT_STEPS 8
 #define QUIRE_PREPACKED_SHORT_ROWS 32 /* a multiple of four: their sums stay in the first level cache */
 #define QUIRE_PREPACKED_SHORT_SUMS (QUIRE_PACKED_LEVELS * QUIRE_PREPACKED_SHORT_ROWS * QUIRE_PACKED_COLUMNS)
+#define QUIRE_PREPACKED_MIDDLE_ROWS 64 /* likewise */
+#define QUIRE_PREPACKED_MIDDLE_SUMS (QUIRE_PACKED_LEVELS * QUIRE_PREPACKED_MIDDLE_ROWS * QUIRE_PACKED_COLUMNS)
 
 /* One row against panels that follow one another: out[panels * 32]. Pair `step` of the lane at a position is at
  * x + lane[position] + step * step_bytes. */
@@ -54,6 +57,19 @@ struct quire_prepacked_short {
   int32_t ask_lines;
 };
 
+/* Packed rows of a middle k against a panel of bf16. What follows a pair of lanes of W in memory is asked for while rows
+ * meet that pair. */
+struct quire_prepacked_middle {
+  const uint32_t *x; /* first row at its first position */
+  const uint32_t *w;
+  float *sums; /* QUIRE_PREPACKED_MIDDLE_SUMS */
+  float *out;
+  int64_t x_stride; /* u32 between lanes */
+  int64_t out_ld;
+  int32_t steps;
+  int32_t rows; /* at most QUIRE_PREPACKED_MIDDLE_ROWS */
+};
+
 struct quire_prepacked_isa {
   /* A panel of up to 32 rows of a weight: from row `column` on. */
   void (*pack)(const struct quire_weight *rows, int64_t column, void *panel_out);
@@ -61,6 +77,7 @@ struct quire_prepacked_isa {
   bool (*reads_codes)(void);
   void (*row)(const struct quire_prepacked_row *row);
   void (*short_k)(const struct quire_prepacked_short *rows);
+  void (*middle_k)(const struct quire_prepacked_middle *rows);
   /* steps * 32 u16 of fp8 to as many u32 of bf16, asking for what comes after them. */
   void (*decode)(const void *lanes, int64_t steps, uint32_t *lanes_out);
 };

@@ -285,6 +285,112 @@ static void short_k(const struct quire_prepacked_short *s) {
   }
 }
 
+/* --- middle k --- */
+
+#define MIDDLE_STRIDE (QUIRE_PREPACKED_MIDDLE_ROWS * QUIRE_PACKED_COLUMNS)
+#define MIDDLE_STEPS 4 /* of a turn of the loop */
+#define X_STEP_BYTES (QUIRE_PACKED_ROWS * 4)
+
+static_assert(QUIRE_PREPACKED_MIDDLE_ROWS % 4 == 0 && QUIRE_PACKED_ROWS % 4 == 0, "rows go by in fours");
+
+/* Rows of a middle k at a pair of positions. */
+struct middle_pass {
+  const struct quire_prepacked_middle *s;
+  const uint32_t *w; /* of the first lane of the pair */
+  const uint8_t *x;  /* at that lane of the first row */
+  float *sums, *to;
+  int64_t to_ld;
+};
+
+/* A step of both lanes and four rows: acc[(lane * 4 + row) * 2 + vector]. */
+QUIRE_INLINE void middle_step(const struct middle_pass *p, const uint8_t *const *x, int64_t lane_bytes,
+                              const int64_t steps, int64_t step, __m512 *acc) {
+  QUIRE_UNROLL
+  for (int j = 0; j < 8 * VECTORS; j++) {
+    int lane = j / (4 * VECTORS);
+    __m512i two = pair_of(x[j / VECTORS % 4] + step * X_STEP_BYTES + lane * lane_bytes);
+    __m512i wv = _mm512_load_si512(p->w + (lane * steps + step) * QUIRE_PACKED_COLUMNS + j % VECTORS * 16);
+    acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)two, (__m512bh)wv);
+  }
+}
+
+/* The lanes of a pair are added, then what waits; at the last level these are outputs, of rows that exist. */
+QUIRE_INLINE void middle_carry(const struct middle_pass *p, const int levels, int row, __m512 *acc) {
+  const float *waiting = p->sums + row * QUIRE_PACKED_COLUMNS;
+  float *to = p->to + row * p->to_ld;
+  QUIRE_UNROLL
+  for (int j = 0; j < 4 * VECTORS; j++) {
+    acc[j] = _mm512_add_ps(acc[j], acc[4 * VECTORS + j]);
+  }
+  QUIRE_UNROLL
+  for (int level = 1; level < QUIRE_PACKED_LEVELS; level++) {
+    QUIRE_UNROLL
+    for (int j = 0; j < 4 * VECTORS; j++) {
+      if (level < levels) {
+        acc[j] = _mm512_add_ps(_mm512_load_ps(waiting + level * MIDDLE_STRIDE + j * 16), acc[j]);
+      }
+    }
+  }
+  QUIRE_UNROLL
+  for (int j = 0; j < 4 * VECTORS; j++) {
+    if (levels < QUIRE_PACKED_LEVELS || row + j / VECTORS < p->s->rows) {
+      _mm512_storeu_ps(to + j / VECTORS * p->to_ld + j % VECTORS * 16, acc[j]);
+    }
+  }
+}
+
+/* All rows at a pair of positions. The lines that come next are spread over the rows: asked for in one go they hold up
+ * the products. */
+QUIRE_INLINE void middle_rows(const struct middle_pass *p, const int64_t steps, const int levels) {
+  const struct quire_prepacked_middle *s = p->s;
+  const int quads = (s->rows + 3) / 4, lines = (2 * (int)steps * VECTORS + quads - 1) / quads;
+  const uint8_t *ask = (const uint8_t *)(p->w + 2 * steps * QUIRE_PACKED_COLUMNS);
+  for (int row = 0; row < s->rows; row += 4) {
+    const uint8_t *first = p->x + quire_packed_x_row(row, steps) * 4;
+    const uint8_t *const x[4] = {first, first + 4, first + 8, first + 12};
+    __m512 acc[8 * VECTORS];
+    int64_t step = 0;
+    for (int line = 0; line < lines; line++, ask += LINE) {
+      _mm_prefetch((const char *)ask, _MM_HINT_T0);
+    }
+    QUIRE_UNROLL
+    for (int j = 0; j < 8 * VECTORS; j++) {
+      acc[j] = _mm512_setzero_ps();
+    }
+    for (; step + MIDDLE_STEPS <= steps; step += MIDDLE_STEPS) {
+      QUIRE_UNROLL
+      for (int i = 0; i < MIDDLE_STEPS; i++) {
+        middle_step(p, x, s->x_stride * 4, steps, step + i, acc);
+      }
+    }
+    for (; step < steps; step++) {
+      middle_step(p, x, s->x_stride * 4, steps, step, acc);
+    }
+    middle_carry(p, levels, row, acc);
+  }
+}
+
+static void middle_k(const struct quire_prepacked_middle *s) {
+  struct middle_pass p = {.s = s, .sums = s->sums, .to_ld = QUIRE_PACKED_COLUMNS};
+  for (int position = 0; position < QUIRE_GEMM_LANES; position += 2) {
+    int levels = __builtin_ctz(~(unsigned)(position + 1));
+    p.w = s->w + (int64_t)position * s->steps * QUIRE_PACKED_COLUMNS;
+    p.x = (const uint8_t *)(s->x + position * s->x_stride);
+    p.to = s->sums + levels * MIDDLE_STRIDE;
+    if (levels == 1) {
+      middle_rows(&p, s->steps, 1);
+    } else if (levels == 2) {
+      middle_rows(&p, s->steps, 2);
+    } else if (levels == 3) {
+      middle_rows(&p, s->steps, 3);
+    } else {
+      p.to = s->out;
+      p.to_ld = s->out_ld;
+      middle_rows(&p, s->steps, QUIRE_PACKED_LEVELS);
+    }
+  }
+}
+
 /* --- decoding --- */
 
 QUIRE_LOOK_UP static void decode_looked_up(const uint8_t *from, int64_t steps, uint32_t *out) {
@@ -314,4 +420,10 @@ static void decode(const void *lanes, int64_t steps, uint32_t *out) {
 }
 
 const struct quire_prepacked_isa quire_prepacked_isa_avx512 = {
-    .pack = pack, .reads_codes = quire_e4m3_looks_up, .row = row, .short_k = short_k, .decode = decode};
+    .pack = pack,
+    .reads_codes = quire_e4m3_looks_up,
+    .row = row,
+    .short_k = short_k,
+    .middle_k = middle_k,
+    .decode = decode,
+};
