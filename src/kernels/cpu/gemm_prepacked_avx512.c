@@ -78,10 +78,9 @@ QUIRE_INLINE __m512i pair_of(const uint8_t *x) {
   return _mm512_set1_epi32(two);
 }
 
-/* The place to ask for when `w` is read. */
-QUIRE_INLINE const char *ask_at(const struct quire_prepacked_row *r, const uint8_t *w) {
-  const uint8_t *ask = w + AHEAD;
-  return (const char *)(ask < r->ask_end ? ask : w);
+/* How far ahead to ask while `bytes` of a lane are read from w on. */
+QUIRE_INLINE int64_t ahead_of(const struct quire_prepacked_row *r, const uint8_t *w, int64_t bytes) {
+  return (uintptr_t)w + (uintptr_t)bytes + AHEAD <= (uintptr_t)r->ask_end ? AHEAD : 0;
 }
 
 /* Sums of a lane go into the tree. */
@@ -102,13 +101,13 @@ QUIRE_INLINE void row_bf16(const struct quire_prepacked_row *r, const int64_t st
   for (int32_t panel = 0; panel < r->panels; panel++) {
     for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
       const uint8_t *x = r->x + r->lane[position];
+      const int64_t ahead = ahead_of(r, w, steps * VECTORS * LINE);
       __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
       for (int64_t step = 0; step < steps; step++, w += VECTORS * LINE, x += r->step_bytes) {
         __m512i two = pair_of(x);
-        const char *ask = ask_at(r, w);
         QUIRE_UNROLL
         for (int v = 0; v < VECTORS; v++) {
-          _mm_prefetch(ask + v * LINE, _MM_HINT_T0);
+          _mm_prefetch((const char *)w + ahead + v * LINE, _MM_HINT_T0);
           acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)two, (__m512bh)_mm512_load_si512(w + v * LINE));
         }
       }
@@ -127,6 +126,7 @@ QUIRE_LOOK_UP static void row_codes(const struct quire_prepacked_row *r) {
     const float *scales = r->scale + (r->panel + panel) / SCALED_PANELS * r->scale_ld;
     for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
       const uint8_t *x = r->x + r->lane[position];
+      const int64_t ahead = ahead_of(r, w, (int64_t)r->steps * LINE);
       __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
       for (int64_t begin = 0; begin < r->steps; begin += BLOCK_STEPS) {
         __m512 scale = _mm512_set1_ps(scales[begin / BLOCK_STEPS]);
@@ -134,7 +134,7 @@ QUIRE_LOOK_UP static void row_codes(const struct quire_prepacked_row *r) {
         QUIRE_UNROLL
         for (int step = 0; step < BLOCK_STEPS; step++, w += LINE, x += r->step_bytes) {
           __m512i two = pair_of(x), first, second;
-          _mm_prefetch(ask_at(r, w), _MM_HINT_T0);
+          _mm_prefetch((const char *)w + ahead, _MM_HINT_T0);
           quire_e4m3_quarters(tables, _mm512_load_si512(w), &first, &second);
           block0 = _mm512_dpbf16_ps(block0, (__m512bh)two, (__m512bh)first);
           block1 = _mm512_dpbf16_ps(block1, (__m512bh)two, (__m512bh)second);
