@@ -149,16 +149,16 @@ QUIRE_API enum quire_status quire_kv_cache_match(struct quire_kv_cache *cache, c
                                                  int32_t *pages_out);
 /* Opens a request with pages for prompt and headroom: those of the longest match, and fresh ones for the rest, all or
  * nothing. Evicts what it must. QUIRE_ERR_AGAIN: not enough pages or requests now; with `poison` it may have begun to
- * evict, and those pages are free when their commands are complete: execute them, then call again. QUIRE_ERR_REQUEST: it
- * can never fit; the text says what would. */
+ * evict, and those pages are free when their commands are complete: execute them, then call again. QUIRE_ERR_REQUEST:
+ * it can never fit; the text says what would. */
 QUIRE_API enum quire_status quire_kv_cache_reserve(struct quire_kv_cache *cache, const struct quire_kv_reserve *reserve,
                                                    quire_kv_request *request_out, struct quire_error *error_out);
 /* As reserve, for a request that was reset. QUIRE_ERR_STATE: it has pages. */
 QUIRE_API enum quire_status quire_kv_cache_refill(struct quire_kv_cache *cache, quire_kv_request request,
                                                   const struct quire_kv_reserve *reserve,
                                                   struct quire_error *error_out);
-/* Positions [0, tokens) get pages, what is missing is appended, all or nothing. QUIRE_ERR_AGAIN: not now, as in reserve.
- * QUIRE_ERR_REQUEST: longer than a request can be. */
+/* Positions [0, tokens) get pages, what is missing is appended, all or nothing. QUIRE_ERR_AGAIN: not now, as in
+ * reserve. QUIRE_ERR_REQUEST: longer than a request can be. */
 QUIRE_API enum quire_status quire_kv_cache_grow(struct quire_kv_cache *cache, quire_kv_request request, int32_t tokens,
                                                 struct quire_error *error_out);
 /* Looks again whether the tree has pages that follow the sealed ones, and takes them in the place of reserved pages.

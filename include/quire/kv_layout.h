@@ -9,8 +9,8 @@
  *
  *   bundle   all parts of a page; present as a whole or not at all
  *   rank     one memory. owner(page) = page mod storage ranks, local(page) = page / storage ranks; rank r stores a page
- *            if r mod storage ranks = owner; the lowest such rank sends it. Shared: storage ranks = ranks, each page lies
- *            on one rank. Replicated: storage ranks = 1, each page lies on all
+ *            if r mod storage ranks = owner; the lowest such rank sends it. Shared: storage ranks = ranks, each page
+ *            lies on one rank. Replicated: storage ranks = 1, each page lies on all
  *
  *   page      0   1   2   3   4   5  ...       2 ranks, shared
  *   rank      0   1   0   1   0   1

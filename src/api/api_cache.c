@@ -1,6 +1,6 @@
-/* The cache. A request's number carries its cache (16 bits that no other cache alive has, and that come again only after
- * all others had their turn) and its serial, and the last serial of each slot is kept here, so that a number that was
- * released or is another cache's is recognised before the cache, which trusts its callers, sees it.
+/* The cache. A request's number carries its cache (16 bits that no other cache alive has, and that come again only
+ * after all others had their turn) and its serial, and the last serial of each slot is kept here, so that a number that
+ * was released or is another cache's is recognised before the cache, which trusts its callers, sees it.
  *
  *     63        32 31        16 15      0
  *     |  serial   |   cache    |  slot  |

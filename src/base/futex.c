@@ -37,7 +37,8 @@ bool quire_futex_may_spin(int parties) {
 static uint32_t word_of(const struct quire_futex *futex) { return __atomic_load_n(&futex->word, __ATOMIC_ACQUIRE); }
 
 /* Counted before the last look at the word, as wake_all looks at the count after the word was changed: both by
- * operations that read and write the count, so one of the two sees the other. EAGAIN and EINTR lead back to the caller. */
+ * operations that read and write the count, so one of the two sees the other. EAGAIN and EINTR lead back to the
+ * caller. */
 static void sleep_while(struct quire_futex *futex, uint32_t expected, const struct timespec *timeout) {
   __atomic_add_fetch(&futex->sleepers, 1, __ATOMIC_ACQ_REL);
   if (word_of(futex) == expected) {

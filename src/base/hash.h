@@ -1,5 +1,5 @@
-/* Two hashes: XXH3, of 128 bits, fast, for chains, digests and tables inside one trust domain; SHA-256 (libcrypto) where
- * tenants or machines share, since XXH3 gives no protection against someone who looks for collisions.
+/* Two hashes: XXH3, of 128 bits, fast, for chains, digests and tables inside one trust domain; SHA-256 (libcrypto)
+ * where tenants or machines share, since XXH3 gives no protection against someone who looks for collisions.
  *
  * Digests of the same bytes are the same however they were cut into quire_hash128_add calls, and equal to the
  * one-shot function. Memory: streams live in the caller's struct; only SHA-256's holds memory (libcrypto's own).

@@ -1,5 +1,6 @@
 /* Options of a program from one table (design D15): command line, environment, YAML file, help, manual pages,
- * completions of a shell, and a dump of who set what, all from the same rows. Modules declare rows; the program puts their tables together.
+ * completions of a shell, and a dump of who set what, all from the same rows. Modules declare rows; the program puts
+ * their tables together.
  *
  *     struct serve_config { int64_t port; const char *host; bool eager; int view; double ratio; };
  *     static const char *const views[] = {"local", "gather", "peer", NULL};
@@ -93,8 +94,8 @@ enum quire_status quire_options_read_arguments(struct quire_options *options, in
  * the tests' and left alone. */
 enum quire_status quire_options_read_environment(struct quire_options *options, const char *const *environ_or_null,
                                                  struct quire_error *error_out);
-/* A YAML mapping of names to scalars; anything else (nesting, lists, aliases, a name twice, an unknown name, a deed such
- * as another file to read) is QUIRE_ERR_ARGUMENT with "file:line". */
+/* A YAML mapping of names to scalars; anything else (nesting, lists, aliases, a name twice, an unknown name, a deed
+ * such as another file to read) is QUIRE_ERR_ARGUMENT with "file:line". */
 enum quire_status quire_options_read_file(struct quire_options *options, const char *path,
                                           struct quire_error *error_out);
 /* As read_file, of text in memory; name stands for the path in messages. */

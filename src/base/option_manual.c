@@ -7,7 +7,8 @@
 
 #define TEXT_BYTES 1024
 
-/* Text for roff: a backslash begins a request, a minus is not a hyphen, and neither a dot nor a quote may begin a line. */
+/* Text for roff: a backslash begins a request, a minus is not a hyphen, and neither a dot nor a quote may begin a
+ * line. */
 void quire_option_add_roff(struct quire_strbuf *buffer, const char *text) {
   QUIRE_ASSERT(text != NULL);
   bool begins = true;

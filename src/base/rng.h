@@ -1,6 +1,6 @@
 /* Random numbers that are functions: the same key and counter give the same bits on every machine, in every thread, in
- * any order; for tests, jitter and hash mixing. Sampling has a generator of its own (kernels/number.h), secrets come from
- * env->random.
+ * any order; for tests, jitter and hash mixing. Sampling has a generator of its own (kernels/number.h), secrets come
+ * from env->random.
  *
  * splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
  *

@@ -1,7 +1,7 @@
 /* A run is published by raising `run`. Each member then takes its share by compare and swap of its own word, does it
- * and says so there; the owner, done with its own, takes what nobody has taken yet and waits for the rest. So a hand-over
- * between threads that spin moves two lines of cache, one there with the number of the run and what it stands for, one
- * back, and one that sleeps is waited for no longer than its share takes the owner.
+ * and says so there; the owner, done with its own, takes what nobody has taken yet and waits for the rest. So a
+ * hand-over between threads that spin moves two lines of cache, one there with the number of the run and what it stands
+ * for, one back, and one that sleeps is waited for no longer than its share takes the owner.
  *
  *      share of a member    2 r      free in run r
  *                           2 r + 1  taken

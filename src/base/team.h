@@ -2,9 +2,9 @@
  *
  * A rank has one team; member 0 is the thread that calls quire_team_run, the others wait between runs: they spin for
  * some 20 us (futex.h), then sleep. To hand work to one that spins takes a tenth of a microsecond; one that sleeps is
- * woken, but not waited for: the caller does its share. With one thread a run is a plain call. A kernel splits its *outputs* among members, never a sum, so the size of a team can
- * not change a bit. Memory: created with env, destroyed by the creator. Threads: one run at a time, from the thread
- * that owns the team. */
+ * woken, but not waited for: the caller does its share. With one thread a run is a plain call. A kernel splits its
+ * *outputs* among members, never a sum, so the size of a team can not change a bit. Memory: created with env, destroyed
+ * by the creator. Threads: one run at a time, from the thread that owns the team. */
 #ifndef QUIRE_BASE_TEAM_H
 #define QUIRE_BASE_TEAM_H
 

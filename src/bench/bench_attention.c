@@ -1,8 +1,8 @@
 /* Sparse attention at real dimensions: eight query rows, each over its own 2,048 rows of a long context.
  *
  *   dot peak      2 * heads * selected * (576 + 512) operations a row at the rate of the dot product from registers
- *   composition   the same from oneDNN's parts, a row at a time: gather (asked for ahead) and dequantise to bf16, product, softmax,
- *                 rounding of P to bf16, product; without oneDNN it is left out */
+ *   composition   the same from oneDNN's parts, a row at a time: gather (asked for ahead) and dequantise to bf16,
+ *                 product, softmax, rounding of P to bf16, product; without oneDNN it is left out */
 #include <stdio.h>
 #include <string.h>
 

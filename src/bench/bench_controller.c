@@ -1,7 +1,8 @@
 /* The controller without a model: ticks of an engine over the executor "sim", which draws tokens in no time, while
  * requests come and go. A tick here is everything the controller does for a step: taking in as many new requests as
  * ended, match, admission, allocation, decision, step plan with page-table changes, cache calls, events and their poll.
- * What the simulated ranks take to draw tokens and fill their ack is the ranks' and not counted; it is printed beside it.
+ * What the simulated ranks take to draw tokens and fill their ack is the ranks' and not counted; it is printed beside
+ * it.
  *
  *   tick, N running   at most 10 us with 256 and 30 us with 1,024 that decode
  *   page              alloc and free of a page by the pool, eight at a time as a prompt takes them: at most 20 ns

@@ -7,8 +7,8 @@
  *   M = 64, 256   oneDNN with weights packed beforehand into its own layout; without oneDNN the dot product from
  *                 registers is the only ceiling
  *
- * quire's weights are packed at load (--weights packed), where the kernels have that layout; beside them, without a bar,
- * the same product with weights as a checkpoint has them (--weights mapped). */
+ * quire's weights are packed at load (--weights packed), where the kernels have that layout; beside them, without a
+ * bar, the same product with weights as a checkpoint has them (--weights mapped). */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* The server's loop against a bare one.
  *
- * livez   requests of /livez a second over 32 connections, each asking again when it is answered; the ceiling is an epoll
- *         loop that reads, looks for the end of the head, and sends the same bytes
- * stream  tokens a second over 256 streams of a server whose model is the executor "sim" (needs --model, of which only the
- *         tokenizer is used); the ceiling is the bare loop sending the same bytes, in pieces as large
+ * livez   requests of /livez a second over 32 connections, each asking again when it is answered; the ceiling is an
+ *         epoll loop that reads, looks for the end of the head, and sends the same bytes
+ * stream  tokens a second over 256 streams of a server whose model is the executor "sim" (needs --model, of which only
+ *         the tokenizer is used); the ceiling is the bare loop sending the same bytes, in pieces as large
  *
  * The client is the same for both: one thread, one epoll, which counts bytes. */
 #include <arpa/inet.h>

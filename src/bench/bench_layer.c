@@ -1,13 +1,14 @@
 /* One layer of DeepSeek-V3.2 and one of GLM-5.2 in their real sizes, but with 8 experts, all of which every token uses:
- * as many operations a token as the model's layer. Weights are random fp8 (kv_b as bf16), the cache holds random rows in
- * bf16.
+ * as many operations a token as the model's layer. Weights are random fp8 (kv_b as bf16), the cache holds random rows
+ * in bf16.
  *
  *   prefill   a chunk of 256 rows behind a long context
  *   decode    one row behind it
  *
  * The ceiling is the sum of its parts' ceilings, run as one: for a chunk all operations (products, attention over 2,048
  * rows, index scores over the context) at the rate of the dot product from registers; for one row a read of all its
- * weights, then attention and index scores at that rate. Norms, RoPE, quantisation, exchange and router count as free. */
+ * weights, then attention and index scores at that rate. Norms, RoPE, quantisation, exchange and router count as
+ * free. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -67,7 +67,8 @@ void *bench_alloc(size_t bytes);
 void bench_free(void *memory, size_t bytes);
 
 /* One block of memory cut into pieces, each at a multiple of 512. Who lays out a model takes its pieces twice: first
- * without memory (NULL comes back), which only adds them up, then out of the block that bench_block_open got for them. */
+ * without memory (NULL comes back), which only adds them up, then out of the block that bench_block_open got for
+ * them. */
 struct bench_block {
   uint8_t *base;
   size_t bytes, used;

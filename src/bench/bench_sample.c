@@ -1,6 +1,6 @@
-/* Drawing one token from each of 8 rows of logits, with the vocabularies of DeepSeek-V3.2 and GLM-5, beside a plain read of
- * the same rows. "peaked" rows are as trained models make them: most logits in a bell some 18 below the largest; "flat" ones
- * are the bell alone, where nothing can be passed over. */
+/* Drawing one token from each of 8 rows of logits, with the vocabularies of DeepSeek-V3.2 and GLM-5, beside a plain
+ * read of the same rows. "peaked" rows are as trained models make them: most logits in a bell some 18 below the
+ * largest; "flat" ones are the bell alone, where nothing can be passed over. */
 #include "bench/bench_list.h"
 #include "bench/bench_machine.h"
 

@@ -1,9 +1,9 @@
 /* prefill and decode: tokens a second of the whole engine.
  *
  * The ceiling of prefill is the rate of the matrix products at the model's own shapes, each thread on rows of its own,
- * over the operations a prompt token needs (bench_token_operations); that of decode a cold read of the weights one token
- * touches. With several ranks a replicated cache is measured beside the shared one: the difference is what sharing
- * costs. */
+ * over the operations a prompt token needs (bench_token_operations); that of decode a cold read of the weights one
+ * token touches. With several ranks a replicated cache is measured beside the shared one: the difference is what
+ * sharing costs. */
 #include <stdio.h>
 
 #include "bench/bench_engine.h"

@@ -1,6 +1,6 @@
-/* One thread, one epoll, a connection for each request in flight. A connection that its server keeps open is used again,
- * the one used last first; a request that such a connection loses before any byte came is sent once more, on a new one,
- * as browsers do, since its server may have closed it while idle.
+/* One thread, one epoll, a connection for each request in flight. A connection that its server keeps open is used
+ * again, the one used last first; a request that such a connection loses before any byte came is sent once more, on a
+ * new one, as browsers do, since its server may have closed it while idle.
  *
  * Rejected: a library. What is measured is when bytes arrive, so nothing may stand between the socket and the clock. */
 #include <errno.h>

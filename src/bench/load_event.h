@@ -1,8 +1,8 @@
 /* What an event of a stream says, found by looking for keys instead of building a tree: a client that shares two cores
  * with a server of 300,000 tokens a second must not be what is measured.
  *
- * It is safe, since a quote inside a JSON string has a backslash before it: the bytes "text" with both quotes can only be
- * a key or a whole value. Threads: pure. */
+ * It is safe, since a quote inside a JSON string has a backslash before it: the bytes "text" with both quotes can only
+ * be a key or a whole value. Threads: pure. */
 #ifndef QUIRE_BENCH_LOAD_EVENT_H
 #define QUIRE_BENCH_LOAD_EVENT_H
 

@@ -1,8 +1,9 @@
 /* Requests as a function of the seed: lengths, prefixes, arrivals, and their texts.
  *
  * Completions and generate send token ids, so that lengths are exact without a tokenizer; chat sends words, of which
- * most are one token, and the server says how many they were. Lengths like ShareGPT's are log-normal with the means that
- * benchmarks report of it (some 220 tokens in, 200 out), cut at 1,024; the conversations themselves are not ours. */
+ * most are one token, and the server says how many they were. Lengths like ShareGPT's are log-normal with the means
+ * that benchmarks report of it (some 220 tokens in, 200 out), cut at 1,024; the conversations themselves are not
+ * ours. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>

@@ -2,8 +2,8 @@
  *
  *   {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}
  *
- * An id stands for a block of 512 tokens and, since it is a hash of a prefix, for all blocks before it; the last id of a
- * request stands for the remainder. The tokens themselves are not published: made-up ones take their place, such that
+ * An id stands for a block of 512 tokens and, since it is a hash of a prefix, for all blocks before it; the last id of
+ * a request stands for the remainder. The tokens themselves are not published: made-up ones take their place, such that
  * two blocks have the same tokens exactly if they have the same id.
  *
  * Memory: one trace, from env. Threads: constant after open. */

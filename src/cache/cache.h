@@ -137,9 +137,9 @@ const quire_page *quire_cache_request_pages(const struct quire_cache *cache, qui
  * somebody must be preempted; QUIRE_ERR_REQUEST: longer than a request can be. */
 enum quire_status quire_cache_request_grow(struct quire_cache *cache, quire_cache_request request, int32_t tokens,
                                            struct quire_error *error_out);
-/* Lets the tree's copies go of pages the request has twice, so that they can be evicted; what it put into the tree behind
- * them leaves the tree, and it puts no more into it. Returns how many copies it held. For a request that cannot grow: with
- * a copy of each page it would need twice the pages it may have. */
+/* Lets the tree's copies go of pages the request has twice, so that they can be evicted; what it put into the tree
+ * behind them leaves the tree, and it puts no more into it. Returns how many copies it held. For a request that cannot
+ * grow: with a copy of each page it would need twice the pages it may have. */
 int32_t quire_cache_request_let_go(struct quire_cache *cache, quire_cache_request request);
 /* Looks again whether the tree has pages that follow the committed ones, as another request may just have filled them,
  * and takes them in the place of reserved pages. For borders between chunks: nothing at or behind

@@ -207,8 +207,8 @@ static void show_text(struct cli_answer *answer, size_t bytes) {
   answer->shown = bytes > answer->shown ? bytes : answer->shown;
 }
 
-/* The answer has `added` more bytes. True when the stop text has appeared: it is cut off. What could be the beginning of
- * a stop is held back. */
+/* The answer has `added` more bytes. True when the stop text has appeared: it is cut off. What could be the beginning
+ * of a stop is held back. */
 static bool take_text(struct cli_answer *answer, size_t added) {
   size_t before = answer->text_bytes, stop = answer->stop != NULL ? strlen(answer->stop) : 0;
   answer->text_bytes += added;

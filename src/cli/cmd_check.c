@@ -123,7 +123,8 @@ static bool command_done(struct quire_bank *bank, const struct quire_command *co
   return ack.status == QUIRE_OK;
 }
 
-/* A page goes to host memory as a bundle and comes back into another page: same digest, and one flipped byte is seen. */
+/* A page goes to host memory as a bundle and comes back into another page: same digest, and one flipped byte is
+ * seen. */
 static bool bundles_hold(void) {
   static struct quire_parts parts;
   struct quire_bundle_layout layout;

@@ -1,5 +1,5 @@
-/* quire serve: a model behind HTTP until a signal. The loop has a thread of its own, so that health is answered while the
- * model loads. */
+/* quire serve: a model behind HTTP until a signal. The loop has a thread of its own, so that health is answered while
+ * the model loads. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

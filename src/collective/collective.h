@@ -17,13 +17,14 @@
  *
  * Implementations. All need the ranks' hosts to meet; they differ in what a rank's device does.
  *
- *   local   the rank waits for its stream, then meets; blocks are read in place. Threads, or processes that share memory
+ *   local   the rank waits for its stream, then meets; blocks are read in place. Threads, or processes that share
+ *           memory
  *   peer    streams wait for each other's events, hosts run ahead; blocks are read in place. Threads whose memory the
  *           others reach: GPUs of one process
  *   nccl    NCCL copies the blocks into receive buffers of the group's. Threads with a GPU each
  *
- * With peer and nccl (quire_collective_stream_ordered) an operation completes in the order of the rank's stream: what is
- * enqueued after the call sees what the others wrote; a host that looks needs an event sync first. A rank without a
+ * With peer and nccl (quire_collective_stream_ordered) an operation completes in the order of the rank's stream: what
+ * is enqueued after the call sees what the others wrote; a host that looks needs an event sync first. A rank without a
  * stream waits in the call (nccl refuses it by assertion).
  *
  * Aborts. A rank that cannot go on calls quire_collective_abort once and leaves. Every operation that was not complete
@@ -96,9 +97,9 @@ struct quire_nccl_info {
 /* info_out->version != 0. Any thread. */
 bool quire_nccl_describe(struct quire_nccl_info *info_out);
 
-/* A group of config->ranks ranks of the named implementation. QUIRE_ERR_UNSUPPORTED for an unknown name, a library that is
- * not there, ranks without a GPU (nccl), or devices that do not reach each other's memory (peer, where they are given);
- * QUIRE_ERR_ARGUMENT for a number out of bounds, QUIRE_ERR_MEMORY. */
+/* A group of config->ranks ranks of the named implementation. QUIRE_ERR_UNSUPPORTED for an unknown name, a library that
+ * is not there, ranks without a GPU (nccl), or devices that do not reach each other's memory (peer, where they are
+ * given); QUIRE_ERR_ARGUMENT for a number out of bounds, QUIRE_ERR_MEMORY. */
 enum quire_status quire_collective_create(const struct quire_env *env, const char *name,
                                           const struct quire_collective_config *config,
                                           struct quire_collective **collective_out, struct quire_error *error_out);
@@ -110,8 +111,8 @@ const char *quire_collective_name(const struct quire_collective *collective);
 bool quire_collective_stream_ordered(const struct quire_collective *collective);
 
 /* Operations of rank start after everything enqueued on stream; NULL (as after creation): nothing to wait for. The
- * stream must live until another is attached and every rank has completed an operation after that (others may be waiting
- * for its events), or the group is destroyed. */
+ * stream must live until another is attached and every rank has completed an operation after that (others may be
+ * waiting for its events), or the group is destroyed. */
 void quire_collective_attach(struct quire_collective *collective, int32_t rank, struct quire_stream *stream);
 
 /* Barrier of all ranks. QUIRE_OK or QUIRE_ERR_ABORTED, like all operations. */
@@ -130,8 +131,9 @@ enum quire_status quire_collective_max_i32(struct quire_collective *collective, 
 void quire_collective_abort(struct quire_collective *collective, int32_t rank);
 /* True while poisoned; *rank_out (may be NULL) is who did it first. */
 bool quire_collective_aborted(const struct quire_collective *collective, int32_t *rank_out);
-/* Makes the group usable again, every rank at the same operation. QUIRE_ERR_STATE while a rank is inside, and for ever once
- * a rank of nccl has failed in the middle of an operation: such a group can only be destroyed, which ends what waits. */
+/* Makes the group usable again, every rank at the same operation. QUIRE_ERR_STATE while a rank is inside, and for ever
+ * once a rank of nccl has failed in the middle of an operation: such a group can only be destroyed, which ends what
+ * waits. */
 enum quire_status quire_collective_reset(struct quire_collective *collective);
 
 #ifdef __cplusplus

@@ -54,8 +54,8 @@ enum quire_status quire_meeting_open(const struct quire_env *env, int32_t ranks,
                                      struct quire_error *error_out);
 void quire_meeting_close(struct quire_meeting *meeting);
 
-/* Joins the rank's next operation with `mine` and waits for all. The cells of all ranks are at *cells_out (may be NULL).
- * That the kinds agree is checked after the meeting, when every cell has been written. */
+/* Joins the rank's next operation with `mine` and waits for all. The cells of all ranks are at *cells_out (may be
+ * NULL). That the kinds agree is checked after the meeting, when every cell has been written. */
 enum quire_status quire_meeting_join(struct quire_meeting *meeting, int32_t rank, struct quire_meeting_cell mine,
                                      const struct quire_meeting_cell **cells_out);
 /* The same for an exchange: offers block and shows all ranks' in *blocks_out. */

@@ -54,9 +54,9 @@ enum quire_device_kind { QUIRE_DEVICE_CPU, QUIRE_DEVICE_CUDA };
 
 enum quire_stream_mode { QUIRE_STREAM_INLINE, QUIRE_STREAM_THREAD, QUIRE_STREAM_DEFERRED };
 
-/* A point in a stream: reached once `sequence` items of it have run. A value, good as long as the stream lives. (A GPU's
- * stream counts its points, not its items, and remembers QUIRE_STREAM_QUEUE_ITEMS of them: an older one counts as reached
- * only when a later one in its place is.) */
+/* A point in a stream: reached once `sequence` items of it have run. A value, good as long as the stream lives. (A
+ * GPU's stream counts its points, not its items, and remembers QUIRE_STREAM_QUEUE_ITEMS of them: an older one counts as
+ * reached only when a later one in its place is.) */
 struct quire_event {
   struct quire_stream *stream; /* NULL: always reached */
   uint64_t sequence;
@@ -82,12 +82,14 @@ int32_t quire_device_index(const struct quire_device *device);
 /* Can kernels on device read and write memory of other in place? */
 bool quire_device_reaches(const struct quire_device *device, const struct quire_device *other);
 
-/* As quire_memory_create, quire_memory_adopt and quire_stream_create, on a device. Memory of a GPU is aligned to 2 MiB. */
+/* As quire_memory_create, quire_memory_adopt and quire_stream_create, on a device. Memory of a GPU is aligned to 2
+ * MiB. */
 enum quire_status quire_device_memory(struct quire_device *device, size_t bytes, struct quire_memory **memory_out,
                                       struct quire_error *error_out);
 enum quire_status quire_device_adopt(struct quire_device *device, void *base, size_t bytes,
                                      struct quire_memory **memory_out, struct quire_error *error_out);
-/* Host memory, page aligned and poisoned, that the device's copies and kernels use at full speed; any other device's too. */
+/* Host memory, page aligned and poisoned, that the device's copies and kernels use at full speed; any other device's
+ * too. */
 enum quire_status quire_device_host(struct quire_device *device, size_t bytes, struct quire_memory **memory_out,
                                     struct quire_error *error_out);
 enum quire_status quire_device_stream(struct quire_device *device, enum quire_stream_mode mode, struct quire_team *team,
@@ -115,8 +117,8 @@ void quire_stream_destroy(struct quire_stream *stream);
  * needs that or a quire_event_sync. */
 bool quire_stream_is_inline(const struct quire_stream *stream);
 
-/* The stream of a GPU as its runtime knows it (cudaStream_t), with its device made current on the calling thread, so that
- * a kernel can be launched into it; NULL for a stream of the CPU, or of a GPU that has failed. */
+/* The stream of a GPU as its runtime knows it (cudaStream_t), with its device made current on the calling thread, so
+ * that a kernel can be launched into it; NULL for a stream of the CPU, or of a GPU that has failed. */
 void *quire_stream_native(struct quire_stream *stream);
 /* QUIRE_OK, or QUIRE_ERR_RANK once the device has failed: what was enqueued since has not run. May be late by what is
  * still running. */
@@ -148,8 +150,9 @@ void quire_copy_past_caches(void *target, const void *source, size_t bytes);
 
 /* The point after everything enqueued so far. */
 struct quire_event quire_stream_record(struct quire_stream *stream);
-/* Later items of stream run after the event is reached. A GPU's stream waits for a stream of the CPU in a host function, and
- * the driver may run those of one GPU one at a time: the CPU's stream must not wait for a host function of that GPU. */
+/* Later items of stream run after the event is reached. A GPU's stream waits for a stream of the CPU in a host
+ * function, and the driver may run those of one GPU one at a time: the CPU's stream must not wait for a host function
+ * of that GPU. */
 void quire_stream_wait(struct quire_stream *stream, struct quire_event event);
 bool quire_event_done(struct quire_event event);
 /* Blocks the calling thread until the event is reached. */

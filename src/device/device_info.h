@@ -47,7 +47,8 @@ struct quire_cuda_info {
   int32_t processors;   /* multiprocessors of one */
   int64_t memory_bytes; /* of one */
   char name[96];
-  /* devices is 0: built without CUDA, no driver, one that is too old or does not start, no device, one of another kind */
+  /* devices is 0: built without CUDA, no driver, one that is too old or does not start, no device, one of another
+   * kind */
   char why[200];
 };
 

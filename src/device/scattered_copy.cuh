@@ -9,8 +9,8 @@
  *
  *     warp's ring    [ writing | full | reading | reading | reading ]      stage of its piece n: n mod 5
  *
- * Of small items a warp loads 8 x 16 bytes a lane, all under way before the first store: bulk copies take rows of 656 bytes
- * at three quarters of that rate.
+ * Of small items a warp loads 8 x 16 bytes a lane, all under way before the first store: bulk copies take rows of 656
+ * bytes at three quarters of that rate.
  *
  * What is copied is given by an object with
  *
@@ -22,9 +22,9 @@
  *
  * Items are below 4 GiB. What is not a multiple of 16 in address or size goes word by word, or byte by byte.
  *
- * Measured beside it on two H200 and left: loads for large items too (1.2 % less), rings of 4 or 3 stages (0.2 and 0.7 %),
- * pieces of 2.6 KB (6 %), a counter that the kernel itself resets (0.5 % of 64 MB), one copy call an item (3 us each), a
- * batch of copy calls (0.6 us each). */
+ * Measured beside it on two H200 and left: loads for large items too (1.2 % less), rings of 4 or 3 stages (0.2 and
+ * 0.7 %), pieces of 2.6 KB (6 %), a counter that the kernel itself resets (0.5 % of 64 MB), one copy call an item (3 us
+ * each), a batch of copy calls (0.6 us each). */
 #ifndef QUIRE_DEVICE_SCATTERED_COPY_CUH
 #define QUIRE_DEVICE_SCATTERED_COPY_CUH
 
@@ -176,9 +176,9 @@ static __device__ __forceinline__ void quire_scatter_slow(const struct quire_cop
   }
 }
 
-/* The pieces of a warp: every step-th from its own on; with claims, only as many as it has stages to read into, and then
- * what no warp has claimed yet, so that all multiprocessors end together though some read faster. A claim is under way
- * while the piece before is. */
+/* The pieces of a warp: every step-th from its own on; with claims, only as many as it has stages to read into, and
+ * then what no warp has claimed yet, so that all multiprocessors end together though some read faster. A claim is under
+ * way while the piece before is. */
 struct quire_scatter_turn {
   int32_t u, step, claimed_from;
   uint32_t *claims;

@@ -77,8 +77,8 @@ enum quire_status quire_memory_send(const struct quire_memory *memory, int socke
   return status;
 }
 
-/* Of the descriptors that came with a message, keeps the first and closes the others: whatever the peer sent is open here.
- * How many there were. */
+/* Of the descriptors that came with a message, keeps the first and closes the others: whatever the peer sent is open
+ * here. How many there were. */
 static int take_descriptors(struct msghdr *header, int *first_out) {
   int count = 0;
   *first_out = NONE;

@@ -119,19 +119,19 @@ void quire_engine_destroy(struct quire_engine *engine);
 /* --- serving --- */
 
 /* Copies the request and lets it wait. QUIRE_ERR_AGAIN: queue_max wait already. QUIRE_ERR_REQUEST: it can never fit or
- * holds an id outside the vocabulary. QUIRE_ERR_ARGUMENT: a value out of bounds. QUIRE_ERR_UNSUPPORTED: a draft layer is
- * asked for and there is none. QUIRE_ERR_RANK: the engine has failed. *id_out is never 0. */
+ * holds an id outside the vocabulary. QUIRE_ERR_ARGUMENT: a value out of bounds. QUIRE_ERR_UNSUPPORTED: a draft layer
+ * is asked for and there is none. QUIRE_ERR_RANK: the engine has failed. *id_out is never 0. */
 enum quire_status quire_engine_submit(struct quire_engine *engine, const struct quire_engine_request *request,
                                       uint64_t *id_out, struct quire_error *error_out);
 /* The checks of submit alone; for any thread, since it reads only what creation fixed. */
 enum quire_status quire_engine_check_request(const struct quire_engine *engine,
                                              const struct quire_engine_request *request, struct quire_error *error_out);
 /* Ends what was cancelled or is late, decides, runs one plan to its end (or none, when nothing can run) and keeps the
- * events. now_ns is compared with the requests' deadlines and never goes back. QUIRE_ERR_STATE: events of two ticks have
- * not been polled. QUIRE_ERR_RANK: a step failed; every request has failed with it. */
+ * events. now_ns is compared with the requests' deadlines and never goes back. QUIRE_ERR_STATE: events of two ticks
+ * have not been polled. QUIRE_ERR_RANK: a step failed; every request has failed with it. */
 enum quire_status quire_engine_tick(struct quire_engine *engine, uint64_t now_ns, struct quire_error *error_out);
-/* Between ticks, of an engine that may be idle for long: whether every rank is there. False: a rank has died, every request
- * has failed with it, and ticks are QUIRE_ERR_RANK from now on. Costs a system call a rank process. */
+/* Between ticks, of an engine that may be idle for long: whether every rank is there. False: a rank has died, every
+ * request has failed with it, and ticks are QUIRE_ERR_RANK from now on. Costs a system call a rank process. */
 bool quire_engine_alive(struct quire_engine *engine);
 /* Takes up to max events, oldest first. */
 int32_t quire_engine_poll(struct quire_engine *engine, struct quire_engine_event *events_out, int32_t max);
@@ -156,7 +156,8 @@ void quire_engine_stats(const struct quire_engine *engine, struct quire_engine_s
 /* --- one request alone --- */
 
 /* Submits a request with `hold` and admits it. QUIRE_ERR_STATE while another of these runs. Other errors as submit, and
- * QUIRE_ERR_AGAIN when it does not get in beside what runs. *hit_out (may be NULL): prompt tokens found in the cache. */
+ * QUIRE_ERR_AGAIN when it does not get in beside what runs. *hit_out (may be NULL): prompt tokens found in the
+ * cache. */
 enum quire_status quire_engine_start(struct quire_engine *engine, const struct quire_engine_request *request,
                                      int32_t *hit_out, struct quire_error *error_out);
 /* Ticks once and answers the request's event: PREFILL, TOKEN, DONE; its failure is the call's. After DONE the rows of

@@ -1,5 +1,6 @@
-/* Who gives way and who enters. The scheduler decides from the numbers of the snapshot; whether there are pages only the
- * cache can say, so a request the cache refuses waits on, and is not asked for again until something has changed. */
+/* Who gives way and who enters. The scheduler decides from the numbers of the snapshot; whether there are pages only
+ * the cache can say, so a request the cache refuses waits on, and is not asked for again until something has
+ * changed. */
 #include <string.h>
 
 #include "base/assert.h"

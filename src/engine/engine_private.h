@@ -89,8 +89,8 @@ struct engine_request {
 };
 static_assert(sizeof(struct engine_request) == 128, "a request of two lines");
 
-/* Entry i of the last plan: whose it was, and where its tokens lie if it stands there ready for that request's next step
- * (quire_step_kept_advance); else -1. */
+/* Entry i of the last plan: whose it was, and where its tokens lie if it stands there ready for that request's next
+ * step (quire_step_kept_advance); else -1. */
 struct engine_planned {
   int32_t slot;
   int32_t token_first;

@@ -1,4 +1,5 @@
-/* The tick: what the scheduler decided becomes one step plan; what the ranks answered becomes cache calls and events. */
+/* The tick: what the scheduler decided becomes one step plan; what the ranks answered becomes cache calls and
+ * events. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -359,8 +360,8 @@ static inline bool settle_quiet(struct quire_engine *engine, struct engine_reque
   return true;
 }
 
-/* The step's rows are where the plan said: tells the cache what lies in pages. A request whose rows are not finite fails
- * and seals nothing of this step. */
+/* The step's rows are where the plan said: tells the cache what lies in pages. A request whose rows are not finite
+ * fails and seals nothing of this step. */
 static void settle(struct quire_engine *engine, struct engine_request *r, const struct quire_step_entry *entry,
                    const struct quire_step_result *result, struct quire_step_ack *ack) {
   r->announced = entry->append_begin + entry->append_count;

@@ -14,7 +14,8 @@
  * The worker owns the engine's thread, not the engine: between create and destroy nobody else calls the engine.
  *
  * Memory: reserved at creation but for each ticket's copy of its request, which submit allocates on the caller's thread
- * and which goes when the ticket is closed and has ended. Errors: when a rank fails every ticket ends with QUIRE_EVENT_FAILED (QUIRE_ERR_RANK) and health says so. */
+ * and which goes when the ticket is closed and has ended. Errors: when a rank fails every ticket ends with
+ * QUIRE_EVENT_FAILED (QUIRE_ERR_RANK) and health says so. */
 #ifndef QUIRE_ENGINE_WORKER_H
 #define QUIRE_ENGINE_WORKER_H
 
@@ -67,8 +68,8 @@ void quire_worker_destroy(struct quire_worker *worker);
 
 /* Copies the request with all it points to. QUIRE_ERR_AGAIN: tickets_max are open, or as many are inside as the engine
  * runs and queues (answer 429). QUIRE_ERR_STATE: draining (503). QUIRE_ERR_REQUEST and others of
- * quire_engine_check_request come at once. `hold`, `rows` and `row_tops` must not be set (QUIRE_ERR_ARGUMENT): a prompt's
- * log-probabilities are kept by the ticket. */
+ * quire_engine_check_request come at once. `hold`, `rows` and `row_tops` must not be set (QUIRE_ERR_ARGUMENT): a
+ * prompt's log-probabilities are kept by the ticket. */
 enum quire_status quire_worker_submit(struct quire_worker *worker, const struct quire_engine_request *request,
                                       quire_ticket *ticket_out, struct quire_error *error_out);
 /* Acts at the next plan border; the ticket ends with FAILED (QUIRE_ERR_CANCELLED) unless it had ended. */
@@ -94,9 +95,9 @@ bool quire_worker_check(struct quire_worker *worker, struct quire_error *why_out
 
 /* Readable when there are tickets with news. The worker's; do not read or close it. */
 int quire_worker_fd(const struct quire_worker *worker);
-/* Up to max tickets that have had events since they were last returned here; fewer than max: that were all, and the fd is
- * quiet until there are more. A ticket that is returned must be taken from until take answers 0, now or later: it is not
- * returned again for events it had before. */
+/* Up to max tickets that have had events since they were last returned here; fewer than max: that were all, and the fd
+ * is quiet until there are more. A ticket that is returned must be taken from until take answers 0, now or later: it is
+ * not returned again for events it had before. */
 int32_t quire_worker_ready(struct quire_worker *worker, quire_ticket *tickets_out, int32_t max);
 /* Up to max events of a ticket, oldest first; 0: none now. What an event points to lives until the next take. To slow a
  * request down (a client that does not read) leave its events where they are and take later. */
@@ -104,8 +105,8 @@ int32_t quire_worker_take(struct quire_worker *worker, quire_ticket ticket, stru
                           int32_t max);
 /* The full text of the failure of a ticket whose FAILED event was taken; until close. */
 const struct quire_error *quire_worker_error(const struct quire_worker *worker, quire_ticket ticket);
-/* Of a ticket with prompt_logprobs whose first token, or end, was taken: [count] rows and [count * prompt_top_logprobs] likeliest tokens
- * (NULL without), as request.h says; until close. */
+/* Of a ticket with prompt_logprobs whose first token, or end, was taken: [count] rows and [count * prompt_top_logprobs]
+ * likeliest tokens (NULL without), as request.h says; until close. */
 const struct quire_step_row *quire_worker_rows(const struct quire_worker *worker, quire_ticket ticket,
                                                const struct quire_top **tops_out);
 /* Gives the ticket back; cancels it if its end was not reached. */

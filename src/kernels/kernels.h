@@ -298,8 +298,8 @@ struct quire_sample {
   int64_t logits_ld;
 };
 
-/* Evaluation and prompt log-probabilities (arithmetic.md 12): log softmax of a given token, the argmax (ties to the lower
- * id) and the likeliest tokens of each row. */
+/* Evaluation and prompt log-probabilities (arithmetic.md 12): log softmax of a given token, the argmax (ties to the
+ * lower id) and the likeliest tokens of each row. */
 struct quire_score {
   const float *logits;         /* [m, vocab] */
   const int32_t *targets;      /* [m]; -1: no target, logprob 0 */
@@ -311,8 +311,8 @@ struct quire_score {
   int64_t logits_ld;
 };
 
-/* Sets flags_out[i] to 1 if row i holds a value that cannot be stored: NaN, infinite, or 2^127 and more, which no rounding
- * here answers for. Never clears one. */
+/* Sets flags_out[i] to 1 if row i holds a value that cannot be stored: NaN, infinite, or 2^127 and more, which no
+ * rounding here answers for. Never clears one. */
 struct quire_finite {
   const float *x;
   int32_t *flags_out; /* [m] */

@@ -1,9 +1,10 @@
 /* The operations that a GPU has, as a table of launchers like the CPU's: what a view calls. Numerics id family sm90
  * (docs/arithmetic.md 13): stored rows are the CPU's to the byte, lists and outputs are exact within the family.
  *
- * Slots: quantise_latent, quantise_index, select, attend and finite; the other operations of the forward pass are not there
- * yet, and calling one is a bug (assertion). Formats bf16 and fp8. A launch that a device refuses fails its stream
- * (quire_stream_check). Arrays are device memory, rows and rings at multiples of 16 bytes. Threads as kernels.h says. */
+ * Slots: quantise_latent, quantise_index, select, attend and finite; the other operations of the forward pass are not
+ * there yet, and calling one is a bug (assertion). Formats bf16 and fp8. A launch that a device refuses fails its
+ * stream (quire_stream_check). Arrays are device memory, rows and rings at multiples of 16 bytes. Threads as kernels.h
+ * says. */
 #ifndef QUIRE_KERNELS_KERNELS_CUDA_H
 #define QUIRE_KERNELS_KERNELS_CUDA_H
 
@@ -19,8 +20,8 @@ extern "C" {
 /* NULL in a build without CUDA. */
 const struct quire_kernels *quire_kernels_cuda(void);
 
-/* What a step will run, run once before any step, on rows that see nothing: the driver loads a kernel's code, and reserves
- * what its threads need, at its first launch, and a step allocates nothing. */
+/* What a step will run, run once before any step, on rows that see nothing: the driver loads a kernel's code, and
+ * reserves what its threads need, at its first launch, and a step allocates nothing. */
 struct quire_kernels_cuda_load {
   struct quire_device *device;
   uint8_t *scratch; /* of select, for these heads; its contents are lost */
@@ -29,8 +30,8 @@ struct quire_kernels_cuda_load {
   int32_t topk;
 };
 
-/* Takes some memory of the device while it runs, and blocks. QUIRE_ERR_UNSUPPORTED says which of it no kernel takes (rows of
- * f32), or that the build has no CUDA; QUIRE_ERR_MEMORY, QUIRE_ERR_RANK. */
+/* Takes some memory of the device while it runs, and blocks. QUIRE_ERR_UNSUPPORTED says which of it no kernel takes
+ * (rows of f32), or that the build has no CUDA; QUIRE_ERR_MEMORY, QUIRE_ERR_RANK. */
 enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *load, struct quire_error *error_out);
 
 /* Scratch of select for up to `rows` rows that see up to limit_max positions on that device, in place of

@@ -6,7 +6,8 @@
  * The prefix is what earlier steps wrote; its pages may lie in the rank's own memory (view local), in another
  * rank's (peer) or in scratch (gather): the kernel cannot tell. The fresh segment holds the rows of this step (after
  * the exchange) or, in decode, those not yet committed; there each piece is a ring of its own, position p being row
- * (fresh_first + p - prefix_end) mod fresh_capacity of it. A kernel never reads at or beyond `end`, nor beyond the causal limit of its row.
+ * (fresh_first + p - prefix_end) mod fresh_capacity of it. A kernel never reads at or beyond `end`, nor beyond the
+ * causal limit of its row.
  *
  * Plain data; compiles for host and device. */
 #ifndef QUIRE_LAYOUT_KV_SOURCE_H
@@ -37,8 +38,8 @@ static_assert(offsetof(struct quire_kv_source, fresh_first) == 32, "fresh first 
 static_assert(offsetof(struct quire_kv_source, fresh_capacity) == 36, "fresh capacity at 36");
 static_assert(offsetof(struct quire_kv_source, end) == 40, "end at 40");
 
-/* Where one piece of the row at position lies, in two parts: a base, which for a prefix row is read from the page table, and
- * the bytes behind it. position must lie in [0, end). */
+/* Where one piece of the row at position lies, in two parts: a base, which for a prefix row is read from the page
+ * table, and the bytes behind it. position must lie in [0, end). */
 static inline QUIRE_HOST_DEVICE const uint8_t *quire_kv_source_base(const struct quire_kv_source *source,
                                                                     const struct quire_part *part, int32_t piece,
                                                                     int32_t position, int64_t *behind_out) {

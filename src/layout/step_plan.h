@@ -27,9 +27,9 @@
  *
  * Sending counts instead would send as many numbers as the list has different tokens, with every row: a long prompt has
  * tens of thousands. Sent once and appended to, it is one token a step. Counts are integers, so it does not matter in
- * which pieces they came; a request that begins, resumes or arrives from elsewhere sends its list anew (QUIRE_SAMPLING_LIST_RESET), so
- * nothing of a rank outlives or travels. Rows that speculate count tokens that are not in the list yet: they are taken
- * from the entry, and the slot never has to forget one.
+ * which pieces they came; a request that begins, resumes or arrives from elsewhere sends its list anew
+ * (QUIRE_SAMPLING_LIST_RESET), so nothing of a rank outlives or travels. Rows that speculate count tokens that are not
+ * in the list yet: they are taken from the entry, and the slot never has to forget one.
  *
  * Pure; compiles for host and device. */
 #ifndef QUIRE_LAYOUT_STEP_PLAN_H
@@ -55,7 +55,8 @@ enum quire_entry_flags {
   QUIRE_ENTRY_SAMPLE = 1,     /* draw the token that follows position end - 1, by the sampling record, or without one
                                  by that of the request's last entry that drew */
   QUIRE_ENTRY_SCORE = 2,      /* keep log-probability of the next token and argmax of every row; with a sampling record
-                                 that has row_top_count, the likeliest tokens too (evaluation, prompt log-probabilities) */
+                                 that has row_top_count, the likeliest tokens too (evaluation, prompt
+                                 log-probabilities) */
   QUIRE_ENTRY_DRAFT_FULL = 4, /* run the whole draft layer for every row and keep its argmax (evaluation) */
 };
 

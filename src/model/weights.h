@@ -8,9 +8,9 @@
  *     weights_proj, which are used as stored, with f32 activations
  *   - data that its file misaligns
  *
- * Or they are packed (args.pack): laid out once for the products of a table of kernels, which are then faster with the same
- * results, in memory of their own; the pages of the file they came from are given back, so that one copy stays resident.
- * What a table has no layout for (f32, an odd k) and what is used as stored stays mapped.
+ * Or they are packed (args.pack): laid out once for the products of a table of kernels, which are then faster with the
+ * same results, in memory of their own; the pages of the file they came from are given back, so that one copy stays
+ * resident. What a table has no layout for (f32, an odd k) and what is used as stored stays mapped.
  *
  * One object serves all ranks of a process and of those it forks: it is read only, and its pages are shared.
  *

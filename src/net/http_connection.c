@@ -508,7 +508,8 @@ static size_t take_scan(struct quire_http_exchange *exchange, const char *bytes,
   return 0;
 }
 
-/* Goes through bytes until they are used up, a request is with the handler, or it was many; returns how many were used. */
+/* Goes through bytes until they are used up, a request is with the handler, or it was many; returns how many were
+ * used. */
 static size_t consume(struct quire_http_exchange *exchange, const char *bytes, size_t count) {
   QUIRE_ASSERT(exchange->in_input);
   size_t used = 0;

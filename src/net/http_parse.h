@@ -1,4 +1,5 @@
-/* HTTP/1.1 requests as bytes (RFC 9112), read strictly: what two readers could frame differently is refused, not guessed.
+/* HTTP/1.1 requests as bytes (RFC 9112), read strictly: what two readers could frame differently is refused, not
+ * guessed.
  *
  *     POST /v1/completions?a=b HTTP/1.1 CRLF      quire_http_head_scan: where does the head end?
  *     Host: localhost:8000 CRLF                   quire_http_head_parse: method, target, fields, framing
@@ -7,8 +8,8 @@
  *
  * Refused with 400: a line that does not end in CRLF, NUL or another control character, a blank before a colon, folded
  * lines, no or two Host fields, two Content-Length fields (equal ones too), signs or lists in it, Content-Length beside
- * Transfer-Encoding, Transfer-Encoding in HTTP/1.0, bytes after a chunk that are no CRLF. With 501: a coding that is not
- * "chunked". With 415: a Content-Encoding. With 505: another major version. With 431: too many fields.
+ * Transfer-Encoding, Transfer-Encoding in HTTP/1.0, bytes after a chunk that are no CRLF. With 501: a coding that is
+ * not "chunked". With 415: a Content-Encoding. With 505: another major version. With 431: too many fields.
  *
  * Slices point into the caller's bytes. No memory, no state but the structs here. Threads: any. */
 #ifndef QUIRE_NET_HTTP_PARSE_H

@@ -19,7 +19,8 @@ extern "C" {
 /* What the system keeps of unread output; left alone it takes megabytes for a reader that stopped. */
 #define QUIRE_HTTP_SEND_BYTES (128 << 10)
 #define QUIRE_HTTP_TICK_NS ((uint64_t)200 * 1000 * 1000)
-/* After an answer that ends the connection so long is read and dropped, so that the answer arrives; and in all so much. */
+/* After an answer that ends the connection so long is read and dropped, so that the answer arrives; and in all so
+ * much. */
 #define QUIRE_HTTP_LINGER_NS ((uint64_t)1000 * 1000 * 1000)
 #define QUIRE_HTTP_DROP_BYTES ((size_t)16 << 20)
 

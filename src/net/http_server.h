@@ -1,20 +1,20 @@
 /* Connections that carry HTTP/1.1: reads requests strictly (http_parse.h), hands them over whole, writes answers.
  *
- *   accept -> HEAD -> BODY -> BUSY: the handler has it -> answered -> HEAD ...     one request of a connection at a time;
- *               |       |       | client leaves                                    what it pipelines behind waits
+ *   accept -> HEAD -> BODY -> BUSY: the handler has it -> answered -> HEAD ...     one request of a connection at a
+ *               |       |       | client leaves                                    time; what it pipelines waits
  *               +-------+-------+--> gone, within one turn of the loop
  *
- * A request is an exchange. The handler answers it when it likes, at once or later, whole or as a stream of chunks; until
- * then a client that leaves is noticed in every state (a closed sending side counts as leaving), and the handler told by
- * `gone`: a connection is always read, since a full socket would hide its end. Whoever pipelines more than 256 KiB behind
- * an open request loses what is behind it, and the connection with the answer. Nothing may touch an exchange after it was
- * answered to its end, aborted or gone.
+ * A request is an exchange. The handler answers it when it likes, at once or later, whole or as a stream of chunks;
+ * until then a client that leaves is noticed in every state (a closed sending side counts as leaving), and the handler
+ * told by `gone`: a connection is always read, since a full socket would hide its end. Whoever pipelines more than 256
+ * KiB behind an open request loses what is behind it, and the connection with the answer. Nothing may touch an exchange
+ * after it was answered to its end, aborted or gone.
  *
- * Slow clients: a head, a body and unread output have a deadline each. Output that waits is shown by quire_http_pending;
- * whoever streams stops at out_bytes and is called by `room` when it has drained. Between two requests a connection is not
- * read while earlier ones wait for their turn, or more than out_bytes for its client: nobody can pile up answers. Bodies
- * of all connections share one budget, unread answers another of the same size: a large answer that finds it
- * used up is replaced by 503.
+ * Slow clients: a head, a body and unread output have a deadline each. Output that waits is shown by
+ * quire_http_pending; whoever streams stops at out_bytes and is called by `room` when it has drained. Between two
+ * requests a connection is not read while earlier ones wait for their turn, or more than out_bytes for its client:
+ * nobody can pile up answers. Bodies of all connections share one budget, unread answers another of the same size: a
+ * large answer that finds it used up is replaced by 503.
  *
  * Every answer, a refusal too, has the line X-Request-Id: the client's, or one that is made.
  *
@@ -109,8 +109,8 @@ struct quire_http_slice quire_http_body(const struct quire_http_exchange *exchan
 /* Moves the body into *body_out, an initialised buffer without memory of its own yet. */
 void quire_http_take_body(struct quire_http_exchange *exchange, struct quire_strbuf *body_out);
 
-/* The request's X-Request-Id, when it can stand in an answer: 1 to QUIRE_HTTP_ID_BYTES_MAX printable characters, no blank
- * among them. NULL: it has none; then the answer has what quire_http_set_id says, or 32 hexadecimal digits. */
+/* The request's X-Request-Id, when it can stand in an answer: 1 to QUIRE_HTTP_ID_BYTES_MAX printable characters, no
+ * blank among them. NULL: it has none; then the answer has what quire_http_set_id says, or 32 hexadecimal digits. */
 const char *quire_http_id(const struct quire_http_exchange *exchange);
 /* Names a request that has no name; id is copied, and as the client's would be. */
 void quire_http_set_id(struct quire_http_exchange *exchange, const char *id);

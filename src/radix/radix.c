@@ -3,14 +3,14 @@
  *
  * Matching waits for memory, so it is built to look at one place a page. What a match compares with lies in one row:
  * key, parent, tokens. Which row, a line of 16 hints says for 16 pages of a chain at once: the line is found by the key
- * of the first of them, and each page has its place in it, where the newest page with that place stands. Blocks of pages
- * go through three stages together,
+ * of the first of them, and each page has its place in it, where the newest page with that place stands. Blocks of
+ * pages go through three stages together,
  *
  *     hash, ask for the line  |  read hints, ask for the rows  |  compare
  *         block b + 2         |          block b + 1           |  block b
  *
- * and what a stage asked for has arrived when the next one needs it. A page that its hint does not lead to (a branch has
- * taken the place) is looked up in the table. */
+ * and what a stage asked for has arrived when the next one needs it. A page that its hint does not lead to (a branch
+ * has taken the place) is looked up in the table. */
 #include "radix/radix.h"
 
 #include <string.h>
@@ -98,8 +98,8 @@ static uint64_t slot_count(int32_t pages) {
   return slots;
 }
 
-/* One line in use of 16 or more: of two that fall on the same place the newer takes the older one's hints, and its pages
- * must be looked up. A page of KV is thousands of times as large as its share of them. */
+/* One line in use of 16 or more: of two that fall on the same place the newer takes the older one's hints, and its
+ * pages must be looked up. A page of KV is thousands of times as large as its share of them. */
 static uint64_t line_count(int32_t pages) {
   QUIRE_ASSERT(pages > 0);
   uint64_t lines = 2;

@@ -293,9 +293,9 @@ static int32_t share_of(const struct quire_sched_limits *limits, const struct qu
   return align && behind < budget ? budget - behind : budget;
 }
 
-/* Rows for all prefills but the first in order, out of what that one left. `ends`: somebody's prefill ends in this step,
- * which rows that end nobody's may then fill to the half only; `open_rows` are those of the first. Returns what is left
- * over, 0 when somebody waits for the step's end. */
+/* Rows for all prefills but the first in order, out of what that one left. `ends`: somebody's prefill ends in this
+ * step, which rows that end nobody's may then fill to the half only; `open_rows` are those of the first. Returns what
+ * is left over, 0 when somebody waits for the step's end. */
 static int32_t share_rest(const struct quire_sched_limits *limits, struct prefills *p, bool ends, int32_t open_rows) {
   QUIRE_ASSERT(p->rows[0] > 0 && p->rows[0] <= limits->chunk_tokens);
   int32_t half = limits->chunk_tokens / 2;

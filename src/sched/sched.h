@@ -18,17 +18,17 @@
  *   PREFILL  computes known tokens              HELD   done, its pages stay for whoever looks at them
  *   DECODE   computes the token drawn last
  *
- * A tick asks twice. quire_sched_admit: who gives way, who enters. Between the two calls the engine takes pages back and
- * hands them out, so that the second sees what the first one's requests found in the cache. quire_sched_run: who
+ * A tick asks twice. quire_sched_admit: who gives way, who enters. Between the two calls the engine takes pages back
+ * and hands them out, so that the second sees what the first one's requests found in the cache. quire_sched_run: who
  * computes how many rows.
  *
  * Order: higher priority first, then who came first; a preempted request keeps its place.
  *
  * Rows. Every DECODE and DRAIN request runs in every step. Prefill has a budget of rows (the chunk): half of it goes to
- * the first request in order, so that nobody starves; the other half to those with the fewest rows left, so that a short
- * prompt does not wait for a long one. A step that ends somebody's prefill is not made longer by rows nobody waits for:
- * what the short ones leave of their half stays empty. Hence a short request beside a long prefill gets its first token
- * after at most the rest of a running step (one chunk), its own rows, and half a chunk.
+ * the first request in order, so that nobody starves; the other half to those with the fewest rows left, so that a
+ * short prompt does not wait for a long one. A step that ends somebody's prefill is not made longer by rows nobody
+ * waits for: what the short ones leave of their half stays empty. Hence a short request beside a long prefill gets its
+ * first token after at most the rest of a running step (one chunk), its own rows, and half a chunk.
  *
  * Admission. In order, with pages for prompt and headroom. Long prompts (more rows than half a chunk) compute few at a
  * time, since their pages would lie reserved and idle; short ones pass long ones that wait for pages, but only
@@ -36,10 +36,11 @@
  * follow_ticks_max.
  *
  * Preemption. When running requests need pages that are not there: paused requests first, then the last in order gives
- * way. When nobody can enter for want of pages or places: paused requests alone, one a tick. The first in order is never
- * preempted, so it comes to its end; whatever gives way keeps its sealed pages in the cache and finds them again. With a
- * yield_margin the first that waits takes places and pages of those whose priority is lower by so much, the last in order
- * first, if that is enough for it to enter; it is then before all of them in order. While pages are on their way (poison, copies) nobody gives way for them.
+ * way. When nobody can enter for want of pages or places: paused requests alone, one a tick. The first in order is
+ * never preempted, so it comes to its end; whatever gives way keeps its sealed pages in the cache and finds them again.
+ * With a yield_margin the first that waits takes places and pages of those whose priority is lower by so much, the last
+ * in order first, if that is enough for it to enter; it is then before all of them in order. While pages are on their
+ * way (poison, copies) nobody gives way for them.
  *
  * Pure; threads: any. Nothing fails. */
 #ifndef QUIRE_SCHED_SCHED_H

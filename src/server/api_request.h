@@ -8,8 +8,8 @@
  * Unknown fields are ignored, since clients add new ones; fields that would change what is computed and that quire does
  * not have (tools, response_format, LoRA, images, hand-off) are refused by name. null counts as absent.
  *
- * Memory: request_out owns a JSON tree (malloc's) and arrays of env; quire_api_request_fini frees them, and may be called
- * after a failure. Threads: no shared state. */
+ * Memory: request_out owns a JSON tree (malloc's) and arrays of env; quire_api_request_fini frees them, and may be
+ * called after a failure. Threads: no shared state. */
 #ifndef QUIRE_SERVER_API_REQUEST_H
 #define QUIRE_SERVER_API_REQUEST_H
 
@@ -107,8 +107,8 @@ struct quire_api_body {
   size_t bytes;
 };
 
-/* Bytes a body and its parsed tree take in memory at most, at a glance: every value follows a comma, a bracket or a brace.
- * Text that holds such counts for more than it is. */
+/* Bytes a body and its parsed tree take in memory at most, at a glance: every value follows a comma, a bracket or a
+ * brace. Text that holds such counts for more than it is. */
 size_t quire_api_body_cost(const char *data, size_t bytes);
 
 /* The object that a body is, the caller's to json_decref; NULL with *fault_out. */

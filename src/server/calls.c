@@ -8,7 +8,8 @@
 #include "server/server_private.h"
 
 enum { READY_TICKETS = 256 };
-/* The worker ends what is late at its next step; so long after it the server does, lest a step that hangs keeps clients. */
+/* The worker ends what is late at its next step; so long after it the server does, lest a step that hangs keeps
+ * clients. */
 #define LATE_SECONDS 1.0
 /* Requests that fail within so long of one another share a line of the log. */
 #define FAILURES_SECONDS 0.5

@@ -107,7 +107,8 @@ static void take_picture(struct quire_server *server, struct picture *p) {
   p->hit_rate = engine->prompt_tokens > 0 ? (double)engine->cached_tokens / (double)engine->prompt_tokens : 0;
 }
 
-/* Sections of /v1/loads as SGLang has them: "core" always comes; there are no drafts and no adapters here to tell of. */
+/* Sections of /v1/loads as SGLang has them: "core" always comes; there are no drafts and no adapters here to tell
+ * of. */
 enum { LOADS_MEMORY = 1, LOADS_DISAGG = 2, LOADS_QUEUES = 4, LOADS_ALL = 7 };
 
 static const struct {

@@ -168,7 +168,8 @@ const char *quire_server_model_name(const struct quire_server *server);
 bool quire_server_post(struct quire_server *server, struct server_job job);
 /* The words of a 503 for who asks for health, or NULL: it is well. Asks no thread, takes no lock. */
 const char *quire_server_illness(const struct quire_server *server);
-/* Counts memory of a request (its body and tree, its copies, its answer) as held, until its holder takes it off held_bytes; false with a fault when they are too many. */
+/* Counts memory of a request (its body and tree, its copies, its answer) as held, until its holder takes it off
+ * held_bytes; false with a fault when they are too many. */
 bool quire_server_hold(struct quire_server *server, size_t bytes, struct quire_api_fault *fault);
 
 /* --- tickets.c --- */

@@ -1,7 +1,8 @@
 /* The part of a rank that turns logits into tokens: draws, scores, and the token counts behind penalties.
  *
  * What a draw depends on arrives with the plan, except for the counts: one table of u16 a request slot, to which each
- * plan appends (layout/step_plan.h says why). Every rank keeps all of them, since any may hold the row that is drawn from.
+ * plan appends (layout/step_plan.h says why). Every rank keeps all of them, since any may hold the row that is drawn
+ * from.
  *
  * Memory: reserved by create; the tables take requests_max * vocab * 2 bytes and exist where plans may carry lists.
  * Threads: created and destroyed by the controller, run by the rank's thread (or process). */
@@ -33,8 +34,8 @@ struct quire_sampler_step {
 };
 
 /* Counts the list tokens of every entry; then draws the token after the last row of the entries that ask for one, where
- * this rank has that row, and scores the rows that are to be scored. draft_full: of the draft layer too. Returns with all
- * of it done and in the ack. */
+ * this rank has that row, and scores the rows that are to be scored. draft_full: of the draft layer too. Returns with
+ * all of it done and in the ack. */
 void quire_sampler_run(struct quire_sampler *sampler, const struct quire_sampler_step *step, bool draft_full);
 
 #ifdef __cplusplus

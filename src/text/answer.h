@@ -52,7 +52,8 @@ void quire_answer_destroy(struct quire_answer *answer);
 
 /* A token of the answer. After a stop string has ended it, only destroy is allowed: the delta is then the last one. */
 struct quire_answer_delta quire_answer_push(struct quire_answer *answer, int32_t token);
-/* The answer ended for another reason (a stop token, which is not pushed; its length; cancelled): what was held back. */
+/* The answer ended for another reason (a stop token, which is not pushed; its length; cancelled): what was held
+ * back. */
 struct quire_answer_delta quire_answer_end(struct quire_answer *answer);
 
 #ifdef __cplusplus

@@ -1,11 +1,11 @@
 /* Writing prompts.
  *
- * One writer serves both outputs. It gathers plain text until the next mark, because a pre-tokenizer must see a run as a
- * whole: "Reasoning Effort: Max" of a template and a text that follows without a mark are one text to it.
+ * One writer serves both outputs. It gathers plain text until the next mark, because a pre-tokenizer must see a run as
+ * a whole: "Reasoning Effort: Max" of a template and a text that follows without a mark are one text to it.
  *
  * The formats differ in where marks stand and in what becomes of reasoning, not in mechanism; each is one function over
- * the messages. A Jinja interpreter was rejected: DeepSeek ships no template to interpret, and text that has been joined
- * into one string can no longer be told apart by who wrote it. */
+ * the messages. A Jinja interpreter was rejected: DeepSeek ships no template to interpret, and text that has been
+ * joined into one string can no longer be told apart by who wrote it. */
 #include "text/chat.h"
 
 #include <string.h>
@@ -272,8 +272,8 @@ static ptrdiff_t last_user(const struct quire_chat_request *request) {
 }
 
 /* <bos>system<User>text<Assistant></think>answer<eos><User>... Text in front of the first user's turn has no mark; the
- * opening of an answer belongs to the user's turn before it. Reasoning before the last user's turn has no place, whether
- * or not one wants to keep it. */
+ * opening of an answer belongs to the user's turn before it. Reasoning before the last user's turn has no place,
+ * whether or not one wants to keep it. */
 static void write_deepseek(struct writer *w, const struct quire_chat_request *request, bool thinking) {
   QUIRE_ASSERT(w->chat->format == QUIRE_CHAT_DEEPSEEK_V32);
   const ptrdiff_t user = last_user(request);

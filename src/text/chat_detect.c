@@ -1,7 +1,8 @@
 /* Which chat format a model folder asks for.
  *
  * glm_moe_dsa is one architecture with three templates, and nothing but the template tells them apart. They are not
- * interpreted but recognised, each by the one thing that it alone does: GLM-5.2 names an effort, GLM-5 strips reasoning. */
+ * interpreted but recognised, each by the one thing that it alone does: GLM-5.2 names an effort, GLM-5 strips
+ * reasoning. */
 #include <stdio.h>
 #include <string.h>
 

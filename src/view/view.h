@@ -20,12 +20,13 @@
  * Write marks (device/peer.h): a page carries the epoch of its last write and the first row written in it. A prefix row
  * that was written in an epoch without a fence behind it is an error (QUIRE_ERR_RANK), never read.
  *
- * On a GPU (config.device) the same holds; what the host needs to know it knows from the plan, so it marks pages when it
- * enqueues, and nothing is read back before the fence. --debug-shared-kv and faults are the CPU's alone and refused there.
+ * On a GPU (config.device) the same holds; what the host needs to know it knows from the plan, so it marks pages when
+ * it enqueues, and nothing is read back before the fence. --debug-shared-kv and faults are the CPU's alone and refused
+ * there.
  *
- * Memory: all of it is reserved at creation (quire_view_bytes counts the device memory; host tables come on top). Threads:
- * the rank's thread, except that other ranks read the local segment, the exchange buffers and the marks between fences.
- * Errors: QUIRE_ERR_ABORTED when another rank poisoned the epoch; the step's results are void then. */
+ * Memory: all of it is reserved at creation (quire_view_bytes counts the device memory; host tables come on top).
+ * Threads: the rank's thread, except that other ranks read the local segment, the exchange buffers and the marks
+ * between fences. Errors: QUIRE_ERR_ABORTED when another rank poisoned the epoch; the step's results are void then. */
 #ifndef QUIRE_VIEW_VIEW_H
 #define QUIRE_VIEW_VIEW_H
 
@@ -109,9 +110,9 @@ enum quire_status quire_view_create(const struct quire_env *env, const struct qu
                                     const struct quire_view_links *links, struct quire_view **view_out,
                                     struct quire_error *error_out);
 void quire_view_destroy(struct quire_view *view);
-/* The rank's streams, before its first step: compute and gather's copies (NULL in other modes). On the CPU compute must be
- * inline: tables are rewritten between launches. On a GPU they are streams of config.device; a step's tables go there in
- * one copy at its begin, and until its fence no host waits for them. */
+/* The rank's streams, before its first step: compute and gather's copies (NULL in other modes). On the CPU compute must
+ * be inline: tables are rewritten between launches. On a GPU they are streams of config.device; a step's tables go
+ * there in one copy at its begin, and until its fence no host waits for them. */
 void quire_view_start(struct quire_view *view, struct quire_stream *stream, struct quire_stream *copy_stream);
 
 /* The rows a rank works on in one step, in this order: prefill rows (by entry, then position), decode rows, read-only
@@ -171,7 +172,8 @@ void quire_view_attend(struct quire_view *view, const struct quire_view_attend *
 const int32_t *quire_view_indices(const struct quire_view *view);
 const int32_t *quire_view_counts(const struct quire_view *view);
 
-/* Other values a row's result depends on, f32 [m, n]: what holds one that is not finite is reported like KV that is not. */
+/* Other values a row's result depends on, f32 [m, n]: what holds one that is not finite is reported like KV that is
+ * not. */
 void quire_view_check_finite(struct quire_view *view, enum quire_part_model model, const float *x, int32_t n);
 
 /* 1 for each row of the batch that was not finite in this step, [m] of the target batch or of the draft; on a GPU known
@@ -181,8 +183,8 @@ const int32_t *quire_view_nonfinite(const struct quire_view *view, enum quire_pa
 /* Ends the step: waits for the rank's own copies, then for every rank. QUIRE_ERR_ABORTED, or QUIRE_ERR_RANK when
  * debugging found a fault. */
 enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *error_out);
-/* Waits for all that the rank has enqueued, and for no other rank: the end of a step that failed. After it nothing of the
- * view reads the plan, nor reads or writes a page. */
+/* Waits for all that the rank has enqueued, and for no other rank: the end of a step that failed. After it nothing of
+ * the view reads the plan, nor reads or writes a page. */
 void quire_view_quiesce(struct quire_view *view);
 
 #ifdef __cplusplus

@@ -162,7 +162,8 @@ void quire_view_debug_swap(const struct quire_view *view, const uint8_t **pages,
   }
 }
 
-/* Of each page one rank is the stranger, the next behind its owner's: two that flip the same bit would undo each other. */
+/* Of each page one rank is the stranger, the next behind its owner's: two that flip the same bit would undo each
+ * other. */
 void quire_view_debug_foreign_write(struct quire_view *view) {
   const struct quire_geometry *g = &view->config.geometry;
   for (int32_t e = 0; quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_FOREIGN_WRITE) && e < view->plan->entry_count;

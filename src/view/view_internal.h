@@ -148,7 +148,8 @@ enum quire_part_model quire_view_flat_model(const struct quire_view *view, int32
 /* Enqueues the gather of a flat layer on the copy stream, if the mode and the plan ask for it. */
 void quire_view_gather(struct quire_view *view, int32_t flat);
 
-/* view_debug.c. What a report of a violation names: rank, page and the owner it reads from, part, layer, row of the page. */
+/* view_debug.c. What a report of a violation names: rank, page and the owner it reads from, part, layer, row of the
+ * page. */
 #define QUIRE_VIEW_WHERE_BYTES 120
 void quire_view_where(const struct quire_view *view, int32_t part, quire_page page, int32_t row,
                       char text_out[QUIRE_VIEW_WHERE_BYTES]);

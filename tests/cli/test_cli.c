@@ -276,7 +276,8 @@ static void test_insight(void **state) {
 #define FILE_BYTES_MAX (8 << 20)
 
 /* What is done to one file of a copy of the good model. `from` is replaced by `to`, everywhere in the file; NULL cuts
- * the file to `size` bytes (negative: takes as many from its end; 0 removes it), or puts the 8 bytes of `to` in front. */
+ * the file to `size` bytes (negative: takes as many from its end; 0 removes it), or puts the 8 bytes of `to` in
+ * front. */
 struct damage {
   const char *name, *file, *from, *to;
   long size;

@@ -1,5 +1,6 @@
 // ctest: labels=quick,cuda
-/* Whether there is CUDA or not, the answer is whole: either devices with their facts, or the reason why there are none. */
+/* Whether there is CUDA or not, the answer is whole: either devices with their facts, or the reason why there are
+ * none. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

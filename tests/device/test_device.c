@@ -356,7 +356,8 @@ static void lists_of_copies_match_the_oracle(void **state) {
 
 /* -- events and other devices ------------------------------------------------------------------------------------- */
 
-/* A value goes round all devices and streams, each waiting for the one before; deferred streams make a missing wait seen. */
+/* A value goes round all devices and streams, each waiting for the one before; deferred streams make a missing wait
+ * seen. */
 static void events_chain_devices(void **state) {
   (void)state;
   enum { ROUNDS = 30, BYTES = 4096 };

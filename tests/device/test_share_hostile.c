@@ -1,6 +1,7 @@
 // ctest: labels=quick,cuda
-/* What a peer may send in place of a handle: records that are no record, descriptors that are none, too many, or not of the
- * driver. Each is refused as the peer's fault, maps nothing and leaves no descriptor open. On the CPU and on every GPU. */
+/* What a peer may send in place of a handle: records that are no record, descriptors that are none, too many, or not of
+ * the driver. Each is refused as the peer's fault, maps nothing and leaves no descriptor open. On the CPU and on every
+ * GPU. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 // ctest: timeout=120
-/* Requests that ask everything of sampling, many at once in a cache too small for them: each is preempted and resumes among
- * others, and says the same tokens, log-probabilities and alternatives as alone (law 6). */
+/* Requests that ask everything of sampling, many at once in a cache too small for them: each is preempted and resumes
+ * among others, and says the same tokens, log-probabilities and alternatives as alone (law 6). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

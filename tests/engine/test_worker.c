@@ -87,8 +87,8 @@ static int32_t wait_free(struct quire_worker *worker, bool or_cached) {
   return -1;
 }
 
-/* Nobody asks any more, and yet every page is free in the end: those that are poisoned before they may be used again come
- * home without another request. */
+/* Nobody asks any more, and yet every page is free in the end: those that are poisoned before they may be used again
+ * come home without another request. */
 static void poisoned_pages_come_home(void **unused) {
   (void)unused;
   struct sim_engine s;

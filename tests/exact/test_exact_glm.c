@@ -1,6 +1,7 @@
 // ctest: timeout=300 labels=slow
-/* Law 6 on tiny GLMs: layers that share a list, and so have no index keys to exchange, gather or store; and one in which
- * every layer has its own. Fewer lengths than the tiny model's matrix, which has the other lengths and a GLM, too. */
+/* Law 6 on tiny GLMs: layers that share a list, and so have no index keys to exchange, gather or store; and one in
+ * which every layer has its own. Fewer lengths than the tiny model's matrix, which has the other lengths and a GLM,
+ * too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -2,7 +2,8 @@
  *
  *   'a'    an answer: flags, a cut size, then text. Cut or whole, stops and splitter must give the same.
  *   other  a conversation: the byte's bits are the options, then messages ended by NUL, whose first byte has role and
- *          reasoning. Ids must decode to the rendered text and hold no more marks than the same roles with plain texts. */
+ *          reasoning. Ids must decode to the rendered text and hold no more marks than the same roles with plain
+ *          texts. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,7 +1,8 @@
 /* Two things in one target, told apart by the first byte.
  *
- *   '{'    a tokenizer.json, then optionally a NUL and a text for it, then optionally a NUL and a tokenizer_config.json.
- *          Whatever is accepted must encode any text, in both ways of merging, and give its bytes back.
+ *   '{'    a tokenizer.json, then optionally a NUL and a text for it, then optionally a NUL and a
+ *          tokenizer_config.json. Whatever is accepted must encode any text, in both ways of merging, and give its
+ *          bytes back.
  *   other  a text for the tokenizers of tests/text/data. */
 #include <stddef.h>
 #include <stdint.h>

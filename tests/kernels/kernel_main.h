@@ -1,5 +1,5 @@
-/* What programs that test operations of the CPU share beside the oracles: a source of randomness whose seed is printed and
- * can be given, the world, and the fixtures of their group. One copy in each program. */
+/* What programs that test operations of the CPU share beside the oracles: a source of randomness whose seed is printed
+ * and can be given, the world, and the fixtures of their group. One copy in each program. */
 #ifndef QUIRE_TESTS_KERNEL_MAIN_H
 #define QUIRE_TESTS_KERNEL_MAIN_H
 

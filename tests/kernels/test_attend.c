@@ -356,8 +356,8 @@ static void test_empty(void **state) {
   attention_free(&a, 1);
 }
 
-/* Every code under scales that are powers of two, at both ends of the rule's and beyond, and under one that is not, each
- * the only row of a list: its decoded values come out as they are. */
+/* Every code under scales that are powers of two, at both ends of the rule's and beyond, and under one that is not,
+ * each the only row of a list: its decoded values come out as they are. */
 static void test_codes(void **state) {
   (void)state;
   const float scales[] = {0x1p-22f, 0x1p119f, 1.0f, 0x1p-21f, 0x1p7f, 0x1p-23f, 0x1p-40f, 0x1.8p3f};

@@ -32,8 +32,8 @@ static const struct quire_sampling everything = {.temperature = 0.5f,
                                    scored = {.prompt_logprobs = true, .prompt_top_logprobs = 2};
 
 /* Entry 0: a second chunk, positions 4..7, split over three ranks, row 3 run again by rank 1, one new page, and a
- * record with everything, the prompt ending at 6. Entry 1: decode of position 9 at rank 2, which commits 8 from there; its
- * row is scored. */
+ * record with everything, the prompt ending at 6. Entry 1: decode of position 9 at rank 2, which commits 8 from there;
+ * its row is scored. */
 static struct quire_step_plan *good_plan(void) {
   struct quire_step_plan *plan = calloc(1, (size_t)quire_step_plan_bytes(&limits));
   assert_non_null(plan);

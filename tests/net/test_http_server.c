@@ -24,8 +24,8 @@
 
 enum { BIG_BYTES = 64 << 20, PIECE_BYTES = 16 << 10 };
 
-/* One server in a thread of its own. /quick answers at once, /later after 150 ms, /never not at all, /echo with the body,
- * /big streams BIG_BYTES as the client takes them. */
+/* One server in a thread of its own. /quick answers at once, /later after 150 ms, /never not at all, /echo with the
+ * body, /big streams BIG_BYTES as the client takes them. */
 struct fixture {
   struct quire_loop *loop;
   struct quire_http_server *server;

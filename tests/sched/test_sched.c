@@ -362,8 +362,8 @@ static void who_matters_more_takes_the_place(void **unused) {
   assert_int_equal(s.decision.victim_count, 0);
 }
 
-/* As many as can run, and somebody who needs almost all they have, or more: each is chosen once and in order, and choosing
- * does not take the square of a square of them (a second for the lot: it takes some 10 ms). */
+/* As many as can run, and somebody who needs almost all they have, or more: each is chosen once and in order, and
+ * choosing does not take the square of a square of them (a second for the lot: it takes some 10 ms). */
 static void a_crowd_gives_way_in_order(void **unused) {
   (void)unused;
   enum { CROWD = 4096, ROUNDS = 8 };

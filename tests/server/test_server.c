@@ -589,7 +589,8 @@ static void usage_in_stream(void **state) {
   free_events(events, count);
 }
 
-/* Choices of a stream are told apart by index; joined they are the whole answer's. Log-probabilities come one a token. */
+/* Choices of a stream are told apart by index; joined they are the whole answer's. Log-probabilities come one a
+ * token. */
 static void stream_of_choices(void **state) {
   (void)state;
   json_t *events[EVENTS_MAX];
@@ -910,8 +911,8 @@ static void many_bodies(void **state) {
 
 static void little_memory(struct quire_server_options *options) { options->bodies_bytes = 1 << 20; }
 
-/* What a request takes beside its body is counted: the tree of many small values, a prompt for each choice, an answer that
- * grows until it is whole. Afterwards nothing is held any more. */
+/* What a request takes beside its body is counted: the tree of many small values, a prompt for each choice, an answer
+ * that grows until it is whole. Afterwards nothing is held any more. */
 static void memory_is_counted(void **state) {
   (void)state;
   enum { VALUES = 100000, TOKENS = 3000 };

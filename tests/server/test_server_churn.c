@@ -1,9 +1,9 @@
 /* Clients by the thousand, and clients that leave at random moments: nothing is left behind, memory stays flat.
  *
  *   many      1,000 streams at once, each read to its end and whole
- *   churn     10,000 requests, 64 at a time, of which three in ten leave: before, while or after they send, in the queue,
- *             in the middle of their answer. Afterwards free + cached = all pages, no ticket, no pin, the laws hold; the
- *             slope of resident memory over the second half is printed and bounded. */
+ *   churn     10,000 requests, 64 at a time, of which three in ten leave: before, while or after they send, in the
+ *             queue, in the middle of their answer. Afterwards free + cached = all pages, no ticket, no pin, the laws
+ *             hold; the slope of resident memory over the second half is printed and bounded. */
 // ctest: timeout=120
 #include <arpa/inet.h>
 #include <errno.h>

@@ -228,7 +228,8 @@ static void a_prompt_is_there_twice(void **unused) {
   }
 }
 
-/* One step in twenty has a row that is not finite: no answer of 400 tokens comes to its end, wherever in a page it is. */
+/* One step in twenty has a row that is not finite: no answer of 400 tokens comes to its end, wherever in a page it
+ * is. */
 static void a_row_that_is_not_finite_ends_its_request(void **unused) {
   (void)unused;
   uint64_t seed = test_seed("a_row_that_is_not_finite_ends_its_request");
@@ -256,8 +257,8 @@ static void a_row_that_is_not_finite_ends_its_request(void **unused) {
   }
 }
 
-/* A step fails in the middle of everybody's answers: each hears of it once, nothing of the plan stays, and the laws hold
- * for the one that is held still. */
+/* A step fails in the middle of everybody's answers: each hears of it once, nothing of the plan stays, and the laws
+ * hold for the one that is held still. */
 static void a_step_that_fails_ends_all(void **unused) {
   (void)unused;
   enum { REQUESTS = 6 };

@@ -1,6 +1,6 @@
 // ctest: timeout=14400 labels=soak
-/* Lives of the engine over the simulator (support/sim_life.h) for a third of QUIRE_TEST_SOAK_SECONDS (3600), each longer
- * than those of test_sim. QUIRE_TEST_SEED=random begins elsewhere than the last time. */
+/* Lives of the engine over the simulator (support/sim_life.h) for a third of QUIRE_TEST_SOAK_SECONDS (3600), each
+ * longer than those of test_sim. QUIRE_TEST_SEED=random begins elsewhere than the last time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

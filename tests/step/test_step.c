@@ -174,8 +174,8 @@ static void many_replicated(void **unused) {
   a_plan_of_many_equals_plans_of_one(2, QUIRE_VIEW_LOCAL, QUIRE_SPLIT_ZIGZAG, "threads");
 }
 
-/* Two tokens far above all others, X by less than what penalties take for one occurrence: X is drawn until the list holds
- * it, then Y. So each of these draws tells whether exactly the right tokens were counted. */
+/* Two tokens far above all others, X by less than what penalties take for one occurrence: X is drawn until the list
+ * holds it, then Y. So each of these draws tells whether exactly the right tokens were counted. */
 enum { TOKEN_X = 5, TOKEN_Y = 7, PROMPT_END = 40, X_AT = 101 };
 
 static const struct quire_sampling decisive[EXACT_SLOTS] = {
@@ -203,8 +203,8 @@ static const struct quire_sampling decisive[EXACT_SLOTS] = {
      .logprobs = true},
 };
 
-/* Runs the draws behind positions 100 and 101 four ways: row by row; with the row of 101 as a draft; all in one prefill;
- * each but the first after the request was given up and began again. */
+/* Runs the draws behind positions 100 and 101 four ways: row by row; with the row of 101 as a draft; all in one
+ * prefill; each but the first after the request was given up and began again. */
 static void draws_of(struct exact_step *step, int32_t s, struct said by_row[2]) {
   struct quire_step_entry entry = exact_step_prefill(step, s, 100, 0);
   exact_step_one(step, &entry);
@@ -450,8 +450,8 @@ static int ask_declared(pid_t pid, int wanted) {
   return *declared_there;
 }
 
-/* The same in processes: each rank declares the worker's threads while it has a plan, and nothing of what the controller
- * had declared when it forked. A rank that stands still keeps the other one in its step. */
+/* The same in processes: each rank declares the worker's threads while it has a plan, and nothing of what the
+ * controller had declared when it forked. A rank that stands still keeps the other one in its step. */
 static void a_process_declares_its_own_steps(void **unused) {
   (void)unused;
   void (*before)(int) = signal(SIGUSR1, tell_declared);

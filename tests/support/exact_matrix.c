@@ -56,8 +56,8 @@ static const struct {
 /* `allowed` has no context: the matrix that is being run. */
 static const struct exact_matrix *current;
 
-/* Chunks of one token are for short prompts, and too slow for a crowd that presses for pages; models behind the first run in three of six
- * arithmetics, which is enough to see every pair. */
+/* Chunks of one token are for short prompts, and too slow for a crowd that presses for pages; models behind the first
+ * run in three of six arithmetics, which is enough to see every pair. */
 static bool allowed(const int *row) {
   if (row[F_CHUNK] == 0 && row[F_LENGTH] >= 0 && current->lengths[row[F_LENGTH]] > 129) {
     return false;

@@ -11,7 +11,8 @@
 #define WARM_TOKENS 150
 #define WARM_NEW 2
 #define OTHERS 7
-/* Prompts of others: the pages they begin with are few, those they need for their second token are more than there are. */
+/* Prompts of others: the pages they begin with are few, those they need for their second token are more than there
+ * are. */
 #define OTHER_TOKENS 62
 #define OTHER_NEW 5
 #define OTHER_PAGES 5

@@ -25,7 +25,8 @@ struct bench_job {
 };
 void bench_turns_us(struct quire_stream *stream, const struct bench_job *jobs, int count, int runs, double *us_out);
 
-/* One figure, as tools/gpu-suite reads it:  bench|NAME|VALUE|UNIT|CEILING|RATIO|BAR|verdict. ceiling and bar 0: none. */
+/* One figure, as tools/gpu-suite reads it:  bench|NAME|VALUE|UNIT|CEILING|RATIO|BAR|verdict. ceiling and bar 0:
+ * none. */
 void bench_line(const char *name, double value, const char *unit, double ceiling, double bar);
 
 /* Random bytes, since zeros are faster; the second through pinned memory to a device. */

@@ -1,16 +1,19 @@
-/* Ranks are GPUs, and NCCL moves the bytes: each gets the others' blocks in a receive buffer of its own. For ranks that do
- * not reach each other's memory, and as the yardstick of those that do.
+/* Ranks are GPUs, and NCCL moves the bytes: each gets the others' blocks in a receive buffer of its own. For ranks that
+ * do not reach each other's memory, and as the yardstick of those that do.
  *
  * The library is opened by name when a group is made; its functions are declared here as its public header has them
  * (version 2.18 and later), so that neither building nor starting needs it. Hosts meet first, as in `peer`: sizes are
  * agreed there, and an abort that comes before the meeting leaves nothing enqueued anywhere.
  *
- *     receive buffer of a rank, SLOTS in turn:  | rank 0's block | rank 1's | ... |    each exchange_bytes_max, 256-aligned
+ *     receive buffer of a rank, SLOTS in turn:  | rank 0's block | rank 1's | ... |   each exchange_bytes_max,
+ *                                                                                     256-aligned
  *
- * A buffer is read until the rank's own next exchange but one, and NCCL writes into it in the order of the rank's stream.
+ * A buffer is read until the rank's own next exchange but one, and NCCL writes into it in the order of the rank's
+ * stream.
  *
- * A rank that fails behind the meeting leaves the others' streams in a kernel that waits for it. Only NCCL can end that: the
- * group is broken, cannot be reset, and its destruction aborts what is under way instead of waiting for it. */
+ * A rank that fails behind the meeting leaves the others' streams in a kernel that waits for it. Only NCCL can end
+ * that: the group is broken, cannot be reset, and its destruction aborts what is under way instead of waiting for
+ * it. */
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Ranks are threads whose memory the others reach in place, as GPUs of one process do: an exchange moves no byte, and no
- * rank waits for its device.
+/* Ranks are threads whose memory the others reach in place, as GPUs of one process do: an exchange moves no byte, and
+ * no rank waits for its device.
  *
  *     rank 0   .. work ..  record e0 | meet: e0, block 0 |  wait e1  .. reads block 1 in place ..
  *     rank 1   .. work ..  record e1 | meet: e1, block 1 |  wait e0  .. reads block 0 in place ..

@@ -1,7 +1,8 @@
 /* GPUs as devices: opening one, and the driver's functions it needs.
  *
- * The program links the CUDA runtime and not the driver; what only the driver offers (virtual memory) is asked for by name
- * through the runtime. Opening a device also says which others reach it: their kernels read and write its memory in place. */
+ * The program links the CUDA runtime and not the driver; what only the driver offers (virtual memory) is asked for by
+ * name through the runtime. Opening a device also says which others reach it: their kernels read and write its memory
+ * in place. */
 #include <string.h>
 
 #include "base/assert.h"

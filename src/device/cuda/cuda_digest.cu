@@ -1,14 +1,15 @@
 /* A copy and the XXH3-128 of its bytes, the same digest as base/hash.h's (seed 0).
  *
- * Of more than 240 bytes the hash is a chain over blocks of 1,024: eight sums over a block's 16 stripes of 64, added to the
- * state, then a scramble of the state. The sums do not depend on the state, so all blocks are summed at once, while they
- * are copied, a warp each; one warp then walks the chain over 64 bytes a block:
+ * Of more than 240 bytes the hash is a chain over blocks of 1,024: eight sums over a block's 16 stripes of 64, added to
+ * the state, then a scramble of the state. The sums do not depend on the state, so all blocks are summed at once, while
+ * they are copied, a warp each; one warp then walks the chain over 64 bytes a block:
  *
  *     copy_sum_kernel    block b -> target, sums[b][8]       all multiprocessors
  *     chain_kernel       state = scramble(state + sums[b])   8 lanes, b ascending
  *
- * The scratch holds the sums of ROUND_BLOCKS; a longer copy takes several rounds. Shorter inputs have their own rules, one
- * thread does them. The algorithm is published with xxHash; the constants are asked of it (quire_hash128_secret). */
+ * The scratch holds the sums of ROUND_BLOCKS; a longer copy takes several rounds. Shorter inputs have their own rules,
+ * one thread does them. The algorithm is published with xxHash; the constants are asked of it
+ * (quire_hash128_secret). */
 #include <cuda_runtime.h>
 
 #include "base/hash.h"
@@ -74,7 +75,8 @@ static __device__ uint64_t avalanche64(uint64_t x) {
   return x ^ x >> 32;
 }
 
-/* -- up to 240 bytes ------------------------------------------------------------------------------------------------ */
+/* -- up to 240 bytes
+ * ------------------------------------------------------------------------------------------------ */
 
 static __device__ struct half hash_1_to_3(const uint8_t *in, uint32_t bytes, const uint8_t *s) {
   uint32_t low = (uint32_t)in[0] << 16 | (uint32_t)in[bytes >> 1] << 24 | in[bytes - 1] | bytes << 8;
@@ -157,7 +159,8 @@ static __global__ void short_kernel(uint8_t *target, const uint8_t *source, uint
   digest_out[1] = digest.high;
 }
 
-/* -- more ----------------------------------------------------------------------------------------------------------- */
+/* -- more
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* What two neighbouring lanes gain from 16 bytes of a stripe: each the product of its own keyed halves and the other's
  * bytes. */
@@ -242,7 +245,8 @@ static __device__ uint64_t merge(const uint64_t *state, const uint8_t *key, uint
 
 static __global__ void chain_kernel(uint64_t *state, const uint64_t *sums, int64_t blocks, bool first,
                                     struct chain_end end, struct secret secret) {
-  const uint64_t start[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+  const uint64_t start[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
+                                 PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
   const uint8_t *s = (const uint8_t *)secret.word;
   int lane = (int)threadIdx.x;
   uint64_t mine = first ? start[lane] : state[lane];
@@ -276,8 +280,8 @@ cudaError_t quire_cuda_load_digests(void) {
   return error;
 }
 
-cudaError_t quire_cuda_copy_digest(void *target_, const void *source_, size_t bytes, uint64_t *digest_out, void *scratch,
-                                   cudaStream_t stream) {
+cudaError_t quire_cuda_copy_digest(void *target_, const void *source_, size_t bytes, uint64_t *digest_out,
+                                   void *scratch, cudaStream_t stream) {
   uint8_t *target = (uint8_t *)target_;
   const uint8_t *source = (const uint8_t *)source_;
   struct secret secret;

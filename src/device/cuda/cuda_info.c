@@ -10,7 +10,8 @@
 
 #define CAPABILITY_MAJOR 9
 
-/* Why the driver's library cannot be opened, or NULL: the runtime's own code for that also means a driver that is too old. */
+/* Why the driver's library cannot be opened, or NULL: the runtime's own code for that also means a driver that is too
+ * old. */
 static const char *library_fault(void) {
   void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (library == NULL) {

@@ -60,8 +60,8 @@ enum quire_status quire_cuda_import(struct quire_device *device, const struct qu
 enum quire_status quire_cuda_stream(struct quire_device *device, enum quire_stream_mode mode, struct quire_team *team,
                                     uint64_t seed, struct quire_stream **stream_out, struct quire_error *error_out);
 
-/* Kernels (cuda_copy.cu, cuda_digest.cu), launched on the current device; loaded when a stream is made, so that no later
- * launch takes memory for their code. */
+/* Kernels (cuda_copy.cu, cuda_digest.cu), launched on the current device; loaded when a stream is made, so that no
+ * later launch takes memory for their code. */
 cudaError_t quire_cuda_load_copies(void);
 cudaError_t quire_cuda_load_digests(void);
 cudaError_t quire_cuda_copy_list(const struct quire_copy *list, int32_t count, uint32_t bytes_max, int32_t width,

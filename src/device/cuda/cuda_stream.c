@@ -1,16 +1,17 @@
 /* Streams and events of a GPU.
  *
  * A stream is one of the runtime's, an event a place in a ring of the runtime's events: record number n uses place
- * n mod EVENTS, so that nothing is made after creation. Whoever still holds a point whose place has been used again waits
- * for the later one, which cannot be reached before the earlier.
+ * n mod EVENTS, so that nothing is made after creation. Whoever still holds a point whose place has been used again
+ * waits for the later one, which cannot be reached before the earlier.
  *
- * Host functions take their arguments from a ring of slots; the driver calls them in stream order on a thread of its own.
- * A slot is free again when its function has returned, which `finished` counts; a full ring blocks the caller.
+ * Host functions take their arguments from a ring of slots; the driver calls them in stream order on a thread of its
+ * own. A slot is free again when its function has returned, which `finished` counts; a full ring blocks the caller.
  *
- * Deferred mode: before each item a kernel that sleeps for a drawn time, or none, and poison in the destination of a copy.
+ * Deferred mode: before each item a kernel that sleeps for a drawn time, or none, and poison in the destination of a
+ * copy.
  *
- * Errors. A failing device fails every later call; the stream keeps the first error, does nothing more, and events of it
- * count as reached, so that nobody waits for ever. */
+ * Errors. A failing device fails every later call; the stream keeps the first error, does nothing more, and events of
+ * it count as reached, so that nobody waits for ever. */
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>

@@ -8,8 +8,8 @@
 #define VECTORS (QUIRE_INDEX_DIM / 8)
 #define HADAMARD_SCALE 0x1.6a09e6p-4f /* 1 / sqrt(128) */
 
-/* Butterflies within a register: lane i of `other` is the lane it is paired with. Where `second` is set it comes second,
- * and a + b becomes a - b. */
+/* Butterflies within a register: lane i of `other` is the lane it is paired with. Where `second` is set it comes
+ * second, and a + b becomes a - b. */
 QUIRE_INLINE quire_f8 butterfly(quire_f8 v, quire_f8 other, quire_i8 second) {
   return f8_choose(second, other - v, v + other);
 }

@@ -8,8 +8,8 @@
  *
  * The shared expert is one more with every token as a row. Grouping only moves rows: each is computed as if alone.
  *
- * Where weights were packed at load, a member packs the rows of a batch (of a block of it) for itself when it comes to its
- * first columns of it: a few thousandths of its work, and nobody waits. */
+ * Where weights were packed at load, a member packs the rows of a batch (of a block of it) for itself when it comes to
+ * its first columns of it: a few thousandths of its work, and nobody waits. */
 #include "kernels/cpu/moe.h"
 
 #include <assert.h>

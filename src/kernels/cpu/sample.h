@@ -1,4 +1,5 @@
-/* Sampling and scoring on the cpu. Launchers of kernels.h; the two of each are equal in bits. Internal to the kernels. */
+/* Sampling and scoring on the cpu. Launchers of kernels.h; the two of each are equal in bits. Internal to the
+ * kernels. */
 #ifndef QUIRE_KERNELS_CPU_SAMPLE_H
 #define QUIRE_KERNELS_CPU_SAMPLE_H
 

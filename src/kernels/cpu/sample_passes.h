@@ -83,9 +83,9 @@ static inline void quire_sample_take(struct quire_sample_best *best, double valu
   best->least = (float)(value - slack - QUIRE_SAMPLE_GUMBEL_MAX);
 }
 
-/* Could z with the noise of this word reach the best? The noise -log(-log(u)) is at most -log(1 - u), so it must be that
- * log(1 - u) <= z - value; and a float's bits read as an integer lie below its logarithm. Says yes too often, never no
- * where yes is right. */
+/* Could z with the noise of this word reach the best? The noise -log(-log(u)) is at most -log(1 - u), so it must be
+ * that log(1 - u) <= z - value; and a float's bits read as an integer lie below its logarithm. Says yes too often,
+ * never no where yes is right. */
 static inline bool quire_sample_may_win(const struct quire_sample_best *best, float z, uint32_t word) {
   float half = (float)(int32_t)(~word >> 1); /* at most (1 - u) * 2^31 */
   float log2_low = (float)(int32_t)quire_bits_of(half) * 0x1p-23f - 158.0f;

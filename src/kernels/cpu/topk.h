@@ -5,7 +5,8 @@
  * its k best around the k-th key, which a radix search finds, or with AVX-512 a partition around sampled pivots. Cost:
  * a compare a position and rarely a cut.
  *
- * Memory: the caller's arrays of `capacity` entries, quire_topk_capacity(k). Internal to the cpu kernels; one thread at a time. */
+ * Memory: the caller's arrays of `capacity` entries, quire_topk_capacity(k). Internal to the cpu kernels; one thread at
+ * a time. */
 #ifndef QUIRE_KERNELS_CPU_TOPK_H
 #define QUIRE_KERNELS_CPU_TOPK_H
 

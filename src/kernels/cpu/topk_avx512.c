@@ -1,6 +1,6 @@
 /* AVX-512 lists of the k best: newcomers are compressed into the list 16 at a time, and the k-th key is found by
- * partitions around a pivot that a sample puts near its rank, mostly one pass over the list and some over little. Pivots
- * that do not help end in the radix search. Which of the two finds the key does not show in it. */
+ * partitions around a pivot that a sample puts near its rank, mostly one pass over the list and some over little.
+ * Pivots that do not help end in the radix search. Which of the two finds the key does not show in it. */
 #include <immintrin.h>
 
 #include "base/assert.h"
@@ -48,8 +48,8 @@ void quire_topk_push_avx512(struct quire_topk *top, const float *scores, int32_t
   top->count = kept;
 }
 
-/* A key of a sample that lies, by its rank there, a little beyond the wanted one on the side where more keys are: so the
- * wanted one stays with the few, and the next pivot, on its other side, leaves it with fewer still. */
+/* A key of a sample that lies, by its rank there, a little beyond the wanted one on the side where more keys are: so
+ * the wanted one stays with the few, and the next pivot, on its other side, leaves it with fewer still. */
 static uint32_t pivot_of(const uint32_t *key, int32_t count, int32_t k) {
   QUIRE_ASSERT(k > 0 && k <= count);
   uint32_t sample[SAMPLE];
@@ -78,7 +78,8 @@ static uint32_t pivot_of(const uint32_t *key, int32_t count, int32_t k) {
   return pivot;
 }
 
-/* Keys above a pivot, or below it, into `out` [count + STEP], which does not overlap `key`. Returns their number; *equal_out: keys equal to it. */
+/* Keys above a pivot, or below it, into `out` [count + STEP], which does not overlap `key`. Returns their number;
+ * *equal_out: keys equal to it. */
 static int32_t side_of(const uint32_t *key, int32_t count, uint32_t pivot, bool above, uint32_t *out,
                        int32_t *equal_out) {
   QUIRE_DEBUG(count > 0);

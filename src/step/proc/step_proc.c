@@ -7,8 +7,8 @@
  *
  * In a step the controller looks every QUIRE_STEP_WATCH_NS whether a rank has died, between steps when asked; then it
  * poisons the collective, so that no rank waits for the dead one, and names it in the ack. Ranks that have not answered
- * QUIRE_STEP_GRACE_NS later, or not ended so long after destroy began, are stopped or hang: they are killed. Ranks die with
- * their controller (PR_SET_PDEATHSIG). */
+ * QUIRE_STEP_GRACE_NS later, or not ended so long after destroy began, are stopped or hang: they are killed. Ranks die
+ * with their controller (PR_SET_PDEATHSIG). */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>

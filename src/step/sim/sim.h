@@ -2,13 +2,15 @@
  *
  * A token is a function of what a model would have read: each row has a state, chained from row to row,
  *
- *   state(p) = quire_sim_state(state(p - 1), token(p))       token drawn at p = quire_sim_token(state(p - 1), seed, p, vocab)
+ *   state(p) = quire_sim_state(state(p - 1), token(p))
+ *   token drawn at p = quire_sim_token(state(p - 1), seed, p, vocab)
  *
- * (the next that no bias forbids, where one does), and with `verify` a row's state is where its bytes would be: in its page, or in the local segment of its home, found
- * through the page tables that the plans announced. So a page that is missing, stale, another request's, written twice
- * or read before its fence gives other tokens than the request alone has, or stops the step with QUIRE_ERR_RANK and a
- * text that names it; so does an entry that draws without a record after one that it may not go on with. Without `verify` the state of the row before is taken as 0 and nothing is kept: for benches and
- * as the stub model of the server, where only the token before and the position decide.
+ * (the next that no bias forbids, where one does), and with `verify` a row's state is where its bytes would be: in its
+ * page, or in the local segment of its home, found through the page tables that the plans announced. So a page that is
+ * missing, stale, another request's, written twice or read before its fence gives other tokens than the request alone
+ * has, or stops the step with QUIRE_ERR_RANK and a text that names it; so does an entry that draws without a record
+ * after one that it may not go on with. Without `verify` the state of the row before is taken as 0 and nothing is kept:
+ * for benches and as the stub model of the server, where only the token before and the position decide.
  *
  * Faults come from the seed: rows that are not finite, a rank that fails, commands that are late or fail. Time is the
  * caller's: *clock_ns advances by what a step would take.

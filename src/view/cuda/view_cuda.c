@@ -1,8 +1,9 @@
 /* The host half of a view on a GPU: builds a step's tables from the plan, sends them in one copy, and enqueues.
  *
- * The CPU's view finds out while it works which page a row goes to; here that is decided before anything is enqueued, by
- * the same functions of the plan, so the device needs no answer from the host and the host none from the device until
- * the fence. Write marks are set when the work is enqueued: whoever reads one reads it in a later step, behind a fence. */
+ * The CPU's view finds out while it works which page a row goes to; here that is decided before anything is enqueued,
+ * by the same functions of the plan, so the device needs no answer from the host and the host none from the device
+ * until the fence. Write marks are set when the work is enqueued: whoever reads one reads it in a later step, behind a
+ * fence. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -176,8 +177,8 @@ static enum quire_status cuda_open(struct quire_view *view, struct quire_error *
   return status;
 }
 
-/* Of a launch into the native stream, which is not there once a stream has failed: then nothing is launched, for NULL would
- * be the runtime's default stream. */
+/* Of a launch into the native stream, which is not there once a stream has failed: then nothing is launched, for NULL
+ * would be the runtime's default stream. */
 static void launched(struct quire_stream *stream, int error) {
   if (error != 0) {
     quire_stream_fail(stream, error);

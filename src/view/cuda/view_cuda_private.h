@@ -1,4 +1,5 @@
-/* What the host half (view_cuda.c) hands to the kernels (view_kernels.cu): plain structs by value, and the tables of a step.
+/* What the host half (view_cuda.c) hands to the kernels (view_kernels.cu): plain structs by value, and the tables of a
+ * step.
  *
  * A step's tables are laid out in a pinned slab and copied to the device in one go when the step begins:
  *
@@ -110,8 +111,8 @@ struct quire_view_cuda_origin {
   int64_t stride;
 };
 
-/* Gathers the pages of a list: for each, the rows of up to three arrays. What every piece needs comes first and lies close
- * together: a kernel's arguments are cold when it begins. */
+/* Gathers the pages of a list: for each, the rows of up to three arrays. What every piece needs comes first and lies
+ * close together: a kernel's arguments are cold when it begins. */
 struct quire_view_cuda_gather {
   const struct quire_view_cuda_gather_page *list;
   uint8_t *target[2];                        /* scratch of a kind: pages as the owners' */

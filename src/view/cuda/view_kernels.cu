@@ -16,7 +16,8 @@ static __device__ __forceinline__ const uint8_t *page_of(const struct quire_view
   return pages.base[rank] + (int64_t)local * pages.stride[rank];
 }
 
-static __global__ void __launch_bounds__(THREADS) sources_kernel(const __grid_constant__ struct quire_view_cuda_sources args) {
+static __global__ void __launch_bounds__(THREADS)
+    sources_kernel(const __grid_constant__ struct quire_view_cuda_sources args) {
   int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x);
   if (i < args.pointers) {
     struct quire_view_cuda_page page = args.prefix[i];
@@ -115,7 +116,8 @@ static __global__ void __launch_bounds__(THREADS) put_kernel(const __grid_consta
   }
 }
 
-static __global__ void __launch_bounds__(THREADS) commits_kernel(const __grid_constant__ struct quire_view_cuda_commits args) {
+static __global__ void __launch_bounds__(THREADS)
+    commits_kernel(const __grid_constant__ struct quire_view_cuda_commits args) {
   int lane = (int)threadIdx.x % 32;
   int32_t i = (int32_t)(blockIdx.x * WARPS + threadIdx.x / 32);
   if (i < args.commits) {
@@ -158,7 +160,8 @@ int quire_view_cuda_gather(const struct quire_view_cuda_gather *args, void *stre
   if (args->count == 0) {
     return (int)cudaSuccess;
   }
-  return (int)quire_scatter_large_launch(pages, args->count * pages.each, args->width, args->claims, (cudaStream_t)stream);
+  return (int)quire_scatter_large_launch(pages, args->count * pages.each, args->width, args->claims,
+                                         (cudaStream_t)stream);
 }
 
 int quire_view_cuda_put(const struct quire_view_cuda_put *args, void *stream) {

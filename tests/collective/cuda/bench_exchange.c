@@ -1,6 +1,6 @@
-/* What a small exchange among two GPUs costs: each rank offers a block, and copies the other's after the exchange, as a view
- * does with fresh rows. Peer (events, blocks in place) beside NCCL (a copy into a receive buffer, from which the same copy is
- * made). Time an exchange, hosts and devices together, over many in a row. */
+/* What a small exchange among two GPUs costs: each rank offers a block, and copies the other's after the exchange, as a
+ * view does with fresh rows. Peer (events, blocks in place) beside NCCL (a copy into a receive buffer, from which the
+ * same copy is made). Time an exchange, hosts and devices together, over many in a row. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 // ctest: timeout=120
-/* Collectives of GPUs: what streams write before an exchange is what the others' streams read after it, while no host waits
- * for a device; buffers are used again as the interface allows; and an abort ends all ranks alike. Rank r has GPU r mod
- * the number of GPUs; NCCL wants one each. */
+/* Collectives of GPUs: what streams write before an exchange is what the others' streams read after it, while no host
+ * waits for a device; buffers are used again as the interface allows; and an abort ends all ranks alike. Rank r has GPU
+ * r mod the number of GPUs; NCCL wants one each. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

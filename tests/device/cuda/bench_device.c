@@ -1,6 +1,7 @@
 /* Rates of a GPU's copies against the ceilings of the same run: pages between the device and pinned host memory against
- * DMA, pages and rows from a peer against the driver's peer copy and against reads in order. Median of 21 by device events,
- * what a peer gives by its ceiling in turns; random bytes, pages drawn from a pool many times the second-level cache. */
+ * DMA, pages and rows from a peer against the driver's peer copy and against reads in order. Median of 21 by device
+ * events, what a peer gives by its ceiling in turns; random bytes, pages drawn from a pool many times the second-level
+ * cache. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* A driver's library without a driver: as much of one as the CUDA runtime asks before it counts devices. Version and result
- * of the start come from the environment. */
+/* A driver's library without a driver: as much of one as the CUDA runtime asks before it counts devices. Version and
+ * result of the start come from the environment. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* A GPU that fails for good, by a copy to an address that is none: everybody who waits goes on, everything says why, nothing
- * more is taken, and all of it can still be destroyed, a host function at work included. One case a process: the device does
- * not come back. */
+/* A GPU that fails for good, by a copy to an address that is none: everybody who waits goes on, everything says why,
+ * nothing more is taken, and all of it can still be destroyed, a host function at work included. One case a process:
+ * the device does not come back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

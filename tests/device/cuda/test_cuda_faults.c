@@ -1,7 +1,7 @@
 // ctest: timeout=60
-/* What goes wrong on a GPU, and what must not go wrong with it: an error that somebody else met before is nobody's launch,
- * a stream that has failed harms no other, creation that fails in the middle gives back what it took, a stream with work
- * under way ends it. And sizes beyond 32 bits. */
+/* What goes wrong on a GPU, and what must not go wrong with it: an error that somebody else met before is nobody's
+ * launch, a stream that has failed harms no other, creation that fails in the middle gives back what it took, a stream
+ * with work under way ends it. And sizes beyond 32 bits. */
 #include <cuda_runtime_api.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* Why CUDA is off, in each way a driver can be missing: the program runs itself with a library in the driver's place that is
- * no library, too old, does not start, or shows no device. What it says names the reason and what to do. */
+/* Why CUDA is off, in each way a driver can be missing: the program runs itself with a library in the driver's place
+ * that is no library, too old, does not start, or shows no device. What it says names the reason and what to do. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,12 +1,13 @@
 /* Timings of attend on a GPU, each beside its limits.
  *
- *   operations   2 * heads * 1,088 for each pair of a row and an entry of its list: 576 for the score, 512 for the value
+ *   operations   2 * heads * 1,088 for each pair of a row and an entry of its list: 576 for the score, 512 for the
+ *                value
  *   bytes        a stored row for each entry and each group of 64 heads: what comes out of the second-level cache
  *
  * prefill: 4,096 rows of one request, rows of bf16; decode: two rows a request, requests of 32,768 positions each, fp8.
  * Lists of 2,048 positions, one of each of 2,048 equal parts, ascending ("rising", as select gives them) or mixed
- * ("random"). Pages of 64 rows in order. Median of the runs by CUDA events; queries and rows are normal. Prints a table.
- * Arguments: a file for JSON lines ("" for none), and what the names of the cases must hold. */
+ * ("random"). Pages of 64 rows in order. Median of the runs by CUDA events; queries and rows are normal. Prints a
+ * table. Arguments: a file for JSON lines ("" for none), and what the names of the cases must hold. */
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>

@@ -4,8 +4,9 @@
  *   decode    bytes: 132 a key of each request, against a kernel that only reads, over the same pages, in the same run
  *   put_rows  bytes read and written, against the same
  *
- * Median of the runs by CUDA events, between which the device never waits for the host. Keys and queries are normal, quantised; "zeros": three of four scores are 0. Prints
- * a table. Arguments: a file for JSON lines ("" for none), and what the names of the cases must hold. */
+ * Median of the runs by CUDA events, between which the device never waits for the host. Keys and queries are normal,
+ * quantised; "zeros": three of four scores are 0. Prints a table. Arguments: a file for JSON lines ("" for none), and
+ * what the names of the cases must hold. */
 #include <cuda_runtime.h>
 
 #include <algorithm>

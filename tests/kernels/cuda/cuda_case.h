@@ -46,7 +46,8 @@ struct cuda_keys {
   const uint8_t **pages;
 };
 
-/* Spreads host keys: the first `prefix` in pages of the part, the rest in a ring; positions below first are not there. */
+/* Spreads host keys: the first `prefix` in pages of the part, the rest in a ring; positions below first are not
+ * there. */
 static inline void cuda_keys_spread(struct test_random *r, struct cuda_keys *k, const struct quire_part *part,
                                     int32_t page_tokens, int32_t prefix, int32_t first) {
   int32_t count = (prefix + page_tokens - 1) / page_tokens;

@@ -10,8 +10,8 @@
 #define ROWS_MAX 48
 #define SOURCES_MAX 4
 
-/* Of a head's 512 values, against the f64 result: probabilities are rounded to bf16 (half of 2^-8 each, at random), and so
- * is the result where asked. Sums are f32. */
+/* Of a head's 512 values, against the f64 result: probabilities are rounded to bf16 (half of 2^-8 each, at random), and
+ * so is the result where asked. Sums are f32. */
 #define OUT_BOUND 4e-3
 #define LSE_BOUND 1e-5
 

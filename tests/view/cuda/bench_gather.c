@@ -1,10 +1,11 @@
-/* The gather of a view over two GPUs against the driver's peer copy and NCCL's all-gather of the same bytes, in the same run.
+/* The gather of a view over two GPUs against the driver's peer copy and NCCL's all-gather of the same bytes, in the
+ * same run.
  *
- * Rank 0 reads the prefix of one request whose pages lie scattered over both GPUs; what is timed is one layer (latents and
- * index keys in fp8), the bytes counted are those that come from the other GPU. One way: gather and peer copy take turns, once
- * behind other work of the same stream, as in a step, so that no host's delay is timed, and once on a stream that was idle.
- * Both ways: rank 1 gathers rank 0's pages at the same moment, as all ranks of a worker do and as an all-gather does; the
- * slower of the two counts. */
+ * Rank 0 reads the prefix of one request whose pages lie scattered over both GPUs; what is timed is one layer (latents
+ * and index keys in fp8), the bytes counted are those that come from the other GPU. One way: gather and peer copy take
+ * turns, once behind other work of the same stream, as in a step, so that no host's delay is timed, and once on a
+ * stream that was idle. Both ways: rank 1 gathers rank 0's pages at the same moment, as all ranks of a worker do and as
+ * an all-gather does; the slower of the two counts. */
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 // ctest: timeout=60
-/* The kernel that gathers pages, against copies of rows on the host: pages of two owners in a drawn order, whole and cut,
- * few and so many that warps claim them, at addresses that bulk copies take and at such that they do not. The scratch is
- * poisoned before, and what is not valid in a page must stay so. */
+/* The kernel that gathers pages, against copies of rows on the host: pages of two owners in a drawn order, whole and
+ * cut, few and so many that warps claim them, at addresses that bulk copies take and at such that they do not. The
+ * scratch is poisoned before, and what is not valid in a page must stay so. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,9 +1,9 @@
 // ctest: timeout=150
 /* Views on GPUs: the same bytes however a sequence is spread. Two requests are prefilled in chunks and decoded with
- * commits, over one rank, and over two ranks (on two GPUs where there are two, else on one) with gather and with peer, with
- * streams that run at once and streams with delays and poison, exchanged by peer and by NCCL. Compared by position with
- * one rank: stored rows of every part, selected lists, attention outputs and their log-sum-exp. Stored rows are also
- * compared with the CPU's. Pages start as NaN, and those that nobody wrote must stay so. */
+ * commits, over one rank, and over two ranks (on two GPUs where there are two, else on one) with gather and with peer,
+ * with streams that run at once and streams with delays and poison, exchanged by peer and by NCCL. Compared by position
+ * with one rank: stored rows of every part, selected lists, attention outputs and their log-sum-exp. Stored rows are
+ * also compared with the CPU's. Pages start as NaN, and those that nobody wrote must stay so. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -751,7 +751,8 @@ static enum quire_status create_one(void *context, const struct quire_env *env) 
   return status;
 }
 
-/* Creation that is refused any of its allocations gives back the others; the device's too, and while it loads kernels. */
+/* Creation that is refused any of its allocations gives back the others; the device's too, and while it loads
+ * kernels. */
 static void every_allocation_may_fail(void **state) {
   (void)state;
   static struct run run;
