@@ -1,9 +1,12 @@
-"""Text of all files: no marks of unfinished work, no tabs or trailing blanks, one newline at the end, goto forward."""
+"""Text of all files: no marks of unfinished work, no tabs or trailing blanks, one newline at the end, goto forward.
+
+Lines of C and CUDA, comments too, have 120 columns at most; a line that cannot be broken well is allowed in allowed.txt
+(`length path reason`)."""
 
 import os
 import re
 
-from source import CODE_FOLDERS, Lint, functions
+from source import CODE_FOLDERS, Allowed, Lint, functions
 
 # written apart, so that this file is clean itself
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
@@ -11,7 +14,15 @@ ENDINGS = (".c", ".h", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".txt", ".y
 # scripts without an ending, and what lies at the root
 OTHERS = ["CMakeLists.txt", "Makefile", ".ci/run", "README.md", "NOTICE", ".clang-format", ".gitignore"]
 SCRIPT = re.compile(r"^#!")
+C_ENDINGS = (".c", ".h", ".cu", ".cuh")
+COLUMNS = 120
 DEAD_CODE = re.compile(r"^[ \t]*#[ \t]*if[ \t]+0\b")
+
+
+def check_length(lint, path, allowed):
+    for number, line in enumerate(lint.read(path).split("\n"), 1):
+        if len(line) > COLUMNS and not allowed.has("length", path):
+            lint.fault(path, number, f"{len(line)} columns; the limit is {COLUMNS}")
 
 
 def check_lines(lint, path):
@@ -54,6 +65,10 @@ def main():
         check_lines(lint, path)
     for path in lint.files(".c", ".h", ".cu"):
         check_goto(lint, path)
+    allowed = Allowed(lint, ("length",))
+    for path in lint.files(*C_ENDINGS):
+        check_length(lint, path, allowed)
+    allowed.report_unused(lint)
     lint.end(len(paths))
 
 
