@@ -245,7 +245,7 @@ static quire_page tree_page(const struct quire_cache *cache, quire_table_id tabl
 /* May the request put pages into the tree, or take some from it? Not when what it built on has left the tree. A request
  * holds its pages, so that none can have left it and come back. */
 static bool attached(const struct quire_cache *cache, const struct request *request, quire_table_id table) {
-  QUIRE_ASSERT(request->sealed >= 0);
+  QUIRE_DEBUG(request->sealed >= 0);
   quire_page page = tree_page(cache, table, request->sealed);
   return !request->detached && request->flush == cache->flush &&
          (page.v == QUIRE_PAGE_NONE || quire_radix_contains(cache->radix, page));

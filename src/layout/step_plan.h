@@ -212,7 +212,7 @@ struct quire_step_kept quire_step_plan_kept(struct quire_step_plan *plan, const 
  * `token`, the next step's row, in the way it goes on drawing. Between a step and the reset of its plan. */
 static inline void quire_step_kept_advance(const struct quire_step_kept *kept, int32_t index, int32_t token) {
   struct quire_step_entry *entry = &kept->entries[index];
-  QUIRE_ASSERT(entry->kind == QUIRE_ENTRY_DECODE && entry->end == entry->begin + 1);
+  QUIRE_DEBUG(entry->kind == QUIRE_ENTRY_DECODE && entry->end == entry->begin + 1);
   int32_t *tokens = kept->tokens + entry->token_first;
   tokens[0] = tokens[1];
   tokens[1] = token;

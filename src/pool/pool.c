@@ -173,7 +173,7 @@ static bool in_use(const struct page *page) { return page->refs > 0 || page->pin
 
 /* The sum that a page of a state belongs to. */
 static int32_t *state_sum(struct quire_pool_counts *counts, uint8_t state) {
-  QUIRE_ASSERT(state <= QUIRE_PAGE_QUARANTINED);
+  QUIRE_DEBUG(state <= QUIRE_PAGE_QUARANTINED);
   static const uint8_t offsets[] = {
       [QUIRE_PAGE_FREE] = offsetof(struct quire_pool_counts, free),
       [QUIRE_PAGE_FILLING] = offsetof(struct quire_pool_counts, filling),
@@ -184,7 +184,7 @@ static int32_t *state_sum(struct quire_pool_counts *counts, uint8_t state) {
 }
 
 static void account(struct quire_pool_counts *counts, const struct page *page, int32_t sign) {
-  QUIRE_ASSERT(sign == 1 || sign == -1);
+  QUIRE_DEBUG(sign == 1 || sign == -1);
   *state_sum(counts, page->state) += sign;
   counts->refs += sign * page->refs;
   counts->pins += sign * page->pins;
@@ -218,7 +218,7 @@ static void change(struct quire_pool *pool, quire_page id, struct page to) {
 
 static void make_free(struct quire_pool *pool, int32_t in, quire_page id) {
   struct stripe *stripe = &pool->stripes[in];
-  QUIRE_ASSERT(in >= 0 && in < pool->stripe_count && stripe_of(pool, id) == in);
+  QUIRE_DEBUG(in >= 0 && in < pool->stripe_count && stripe_of(pool, id) == in);
   stripe->free_pages[stripe->counts.free] = id.v;
   change_in(pool, in, id, (struct page){.state = QUIRE_PAGE_FREE});
 }
@@ -330,7 +330,7 @@ static int32_t evictable_of(const struct quire_pool *pool, int32_t stripe) {
 }
 
 static int32_t room_of(const struct quire_pool *pool, const struct plan *plan, int32_t stripe) {
-  QUIRE_ASSERT(stripe >= 0 && stripe < pool->stripe_count);
+  QUIRE_DEBUG(stripe >= 0 && stripe < pool->stripe_count);
   int32_t evictable = plan->free_only ? 0 : evictable_of(pool, stripe);
   return pool->stripes[stripe].counts.free + evictable - plan->need[stripe];
 }
@@ -338,7 +338,7 @@ static int32_t room_of(const struct quire_pool *pool, const struct plan *plan, i
 static int32_t spread_of(const struct quire_pool *pool, const struct plan *plan) {
   int32_t least = plan->chain[0];
   int32_t most = plan->chain[0];
-  QUIRE_ASSERT(least >= 0);
+  QUIRE_DEBUG(least >= 0);
   for (int32_t s = 1; s < pool->stripe_count; s++) {
     least = plan->chain[s] < least ? plan->chain[s] : least;
     most = plan->chain[s] > most ? plan->chain[s] : most;
@@ -348,7 +348,7 @@ static int32_t spread_of(const struct quire_pool *pool, const struct plan *plan)
 
 /* Most free pages, then most evictable ones, then fewest of this chain, then the first in turn from `preferred`. */
 static int32_t richest_stripe(const struct quire_pool *pool, const struct plan *plan, int32_t preferred) {
-  QUIRE_ASSERT(preferred >= 0 && preferred < pool->stripe_count);
+  QUIRE_DEBUG(preferred >= 0 && preferred < pool->stripe_count);
   int32_t best = -1;
   int32_t best_free = 0;
   int32_t best_room = 0;
@@ -391,7 +391,7 @@ static void plan_stripes(const struct quire_pool *pool, const struct table *tabl
 
 static int64_t free_pages(const struct quire_pool *pool) {
   int64_t pages = 0;
-  QUIRE_ASSERT(pool->stripe_count > 0);
+  QUIRE_DEBUG(pool->stripe_count > 0);
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     pages += pool->stripes[s].counts.free;
   }
@@ -418,7 +418,7 @@ static void make_room(struct quire_pool *pool, const struct plan *plan) {
 
 int64_t quire_pool_available(const struct quire_pool *pool) {
   int64_t available = 0;
-  QUIRE_ASSERT(pool != NULL && pool->stripe_count > 0);
+  QUIRE_DEBUG(pool != NULL && pool->stripe_count > 0);
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     available += pool->stripes[s].counts.free + evictable_of(pool, s);
   }
@@ -427,7 +427,7 @@ int64_t quire_pool_available(const struct quire_pool *pool) {
 
 int32_t quire_pool_coming(const struct quire_pool *pool) {
   int32_t coming = 0;
-  QUIRE_ASSERT(pool != NULL && pool->stripe_count > 0);
+  QUIRE_DEBUG(pool != NULL && pool->stripe_count > 0);
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     coming += pool->stripes[s].counts.quarantined - pool->stripes[s].counts.lost;
   }
@@ -565,14 +565,14 @@ void quire_pool_table_truncate(struct quire_pool *pool, quire_table_id id, int32
 
 void quire_pool_table_close(struct quire_pool *pool, quire_table_id id) {
   quire_pool_table_truncate(pool, id, 0);
-  QUIRE_ASSERT(table_of(pool, id)->count == 0 && table_of(pool, id)->own == 0);
+  QUIRE_DEBUG(table_of(pool, id)->count == 0 && table_of(pool, id)->own == 0);
   table_of(pool, id)->open = false;
   quire_bitmap_clear(pool->open_tables, id.v);
 }
 
 const quire_page *quire_pool_table_pages(const struct quire_pool *pool, quire_table_id id, int32_t *count_out) {
   const struct table *table = table_of(pool, id);
-  QUIRE_ASSERT(table->count >= 0 && table->count <= pool->config.table_pages);
+  QUIRE_DEBUG(table->count >= 0 && table->count <= pool->config.table_pages);
   if (count_out != NULL) {
     *count_out = table->count;
   }

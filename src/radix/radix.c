@@ -208,7 +208,7 @@ static struct heap *heap_of(struct quire_radix *radix, int32_t page) {
 static bool older(struct leaf a, struct leaf b) { return a.used < b.used || (a.used == b.used && a.page < b.page); }
 
 static void heap_put(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
-  QUIRE_ASSERT(at >= 0 && at < heap->count);
+  QUIRE_DEBUG(at >= 0 && at < heap->count);
   heap->leaves[at] = leaf;
   radix->heap_at[leaf.page] = at;
 }
@@ -252,7 +252,7 @@ static bool evictable(const struct node *node) { return node->in_tree && !node->
 
 /* Puts a page into its heap or takes it out, as it should be. */
 static void settle(struct quire_radix *radix, int32_t page) {
-  QUIRE_ASSERT(page >= 0 && page < radix->geometry.pages);
+  QUIRE_DEBUG(page >= 0 && page < radix->geometry.pages);
   struct node *node = &radix->nodes[page];
   bool listed = radix->heap_at[page] != NOWHERE;
   if (evictable(node) == listed) {
@@ -290,7 +290,7 @@ static uint32_t place_below(const struct quire_radix *radix, bool first, uint32_
 
 static bool is_page(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
                     const int32_t *tokens, int32_t page) {
-  QUIRE_ASSERT(page >= 0 && page < radix->geometry.pages);
+  QUIRE_DEBUG(page >= 0 && page < radix->geometry.pages);
   const struct row *row = row_of(radix, page);
   return row->key == key && row->parent == parent &&
          (parent != NOWHERE || quire_hash128_equal(radix->nodes[page].root, root)) &&
@@ -302,7 +302,7 @@ static uint32_t tag_of(uint64_t key) { return (uint32_t)(key >> 32); }
 /* The page below parent (or root) with these tokens, NOWHERE if there is none. */
 static int32_t find(const struct quire_radix *radix, struct quire_hash128 root, int32_t parent, uint64_t key,
                     const int32_t *tokens) {
-  QUIRE_ASSERT(parent == NOWHERE || (parent >= 0 && parent < radix->geometry.pages));
+  QUIRE_DEBUG(parent == NOWHERE || (parent >= 0 && parent < radix->geometry.pages));
   for (uint64_t i = tag_of(key) & radix->slot_mask; radix->slots[i].page != NOWHERE; i = (i + 1) & radix->slot_mask) {
     const struct slot slot = radix->slots[i];
     if (slot.tag == tag_of(key) && is_page(radix, root, parent, key, tokens, slot.page)) {

@@ -47,7 +47,7 @@ static bool can_give_way(const struct quire_sched_running *r) {
 
 /* The next to give way after the one that did last (NULL: nobody did), or -1 when only the first in order is left. */
 static int32_t next_victim(const struct quire_sched_snapshot *s, const struct quire_sched_running *last) {
-  QUIRE_ASSERT(last == NULL || (last >= s->running && last < s->running + s->running_count));
+  QUIRE_DEBUG(last == NULL || (last >= s->running && last < s->running + s->running_count));
   int32_t victim = -1, first = -1;
   for (int32_t i = 0; i < s->running_count; i++) {
     const struct quire_sched_running *r = &s->running[i];
@@ -174,7 +174,7 @@ static bool yields(const struct quire_sched_limits *limits, const struct quire_s
 /* Of those that yield to w the next to go after the last that did (NULL: nobody did), or -1. */
 static int32_t next_yielding(const struct quire_sched_limits *limits, const struct quire_sched_snapshot *s,
                              const struct quire_sched_waiting *w, const struct quire_sched_running *last) {
-  QUIRE_ASSERT(last == NULL || (last >= s->running && last < s->running + s->running_count));
+  QUIRE_DEBUG(last == NULL || (last >= s->running && last < s->running + s->running_count));
   int32_t next = -1;
   for (int32_t i = 0; i < s->running_count; i++) {
     const struct quire_sched_running *r = &s->running[i];
@@ -187,7 +187,7 @@ static int32_t next_yielding(const struct quire_sched_limits *limits, const stru
 }
 
 static void give_back(struct room *room, const struct quire_sched_running *r) {
-  QUIRE_ASSERT(r->pages >= 0);
+  QUIRE_DEBUG(r->pages >= 0);
   room->slots++;
   room->pages += r->pages + (r->state == QUIRE_SCHED_DECODE && !paused(r));
 }
@@ -258,7 +258,7 @@ struct prefills {
 };
 
 static bool shorter(const struct quire_sched_running *a, const struct quire_sched_running *b) {
-  QUIRE_ASSERT(a != b);
+  QUIRE_DEBUG(a != b);
   if (a->priority != b->priority) {
     return a->priority > b->priority;
   }
@@ -285,7 +285,7 @@ static void add_prefill(struct prefills *p, int32_t index) {
 /* Rows a request gets out of a budget: all it needs, or as much as ends at a page border, or what there is. */
 static int32_t share_of(const struct quire_sched_limits *limits, const struct quire_sched_running *r, int32_t budget,
                         bool align) {
-  QUIRE_ASSERT(budget > 0 && r->left > 0);
+  QUIRE_DEBUG(budget > 0 && r->left > 0);
   if (r->left <= budget) {
     return r->left;
   }
