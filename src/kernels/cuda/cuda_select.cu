@@ -472,7 +472,12 @@ extern "C" int64_t quire_cuda_select_scratch_bytes(int32_t heads, int32_t topk, 
   args.heads = heads;
   args.topk = topk;
   int64_t many = scratch_carve_many(&args, NULL, m, multiprocessors);
-  int64_t few = scratch_carve_few(&args, NULL, m, multiprocessors, limit_max);
+  /* Of shorter limits a launch takes more rows at a time: as much as the most rows want, and the most candidates. */
+  int32_t rows = m < SELECT_FEW_ROWS ? m : SELECT_FEW_ROWS;
+  int64_t keys = (limit_max + SELECT_FEW_KEYS - 1) / SELECT_FEW_KEYS * SELECT_FEW_KEYS;
+  int64_t candidates = rows * keys < SELECT_CANDIDATES ? rows * keys : SELECT_CANDIDATES;
+  int64_t few = scratch_carve_few(&args, NULL, rows, multiprocessors, 0);
+  (void)carve(&few, (candidates > keys ? candidates : keys) * (int64_t)sizeof(uint64_t));
   return many > few ? many : few;
 }
 
