@@ -145,8 +145,10 @@ void quire_stream_copy_list(struct quire_stream *stream, const struct quire_copy
                             uint32_t bytes_max, int32_t width);
 
 /* Copies at once, on the calling thread, past the caches: for more bytes than they keep until they are read, since a
- * line that is written whole need not be fetched first. Ranges must not overlap; any alignment. */
-void quire_copy_past_caches(void *target, const void *source, size_t bytes);
+ * line that is written whole need not be fetched first. Ranges must not overlap; any alignment. next: the source of the
+ * copy that follows, whose first bytes are asked for while the last ones of this are copied (never read: it may end
+ * before them); NULL: the last of a series. Other threads may read the targets when that one has returned. */
+void quire_copy_past_caches(void *target, const void *source, size_t bytes, const void *next);
 
 /* The point after everything enqueued so far. */
 struct quire_event quire_stream_record(struct quire_stream *stream);

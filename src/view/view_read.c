@@ -54,17 +54,38 @@ struct gather_job {
 /* Bytes of a part's prefix from which its copy goes past the caches. */
 #define GATHER_PAST_CACHES_BYTES ((int64_t)8 << 20)
 
-/* Copies the valid rows of one page. */
-static void gather_rows(const struct quire_part *part, const uint8_t *from, uint8_t *to, int32_t rows, bool far) {
+/* Copies the first rows of a page that is not full. */
+static void gather_rows(const struct quire_part *part, const uint8_t *from, uint8_t *to, int32_t rows) {
   QUIRE_ASSERT(from != NULL && to != NULL && rows >= 0);
   for (int32_t i = 0; i < part->pieces; i++) {
     const struct quire_piece *piece = &part->piece[i];
-    size_t bytes = (size_t)rows * (size_t)piece->row_bytes;
+    memcpy(to + piece->offset, from + piece->offset, (size_t)rows * (size_t)piece->row_bytes);
+  }
+}
+
+/* Copies the prefix of one entry: a part of its pages. */
+static void gather_entry(const struct gather_job *job, const struct quire_step_entry *entry, int32_t part_index,
+                         int32_t first) {
+  const struct quire_view *view = job->view;
+  const struct quire_part *part = &view->config.parts->part[part_index];
+  const quire_page *table = quire_view_table(view, entry->request);
+  int32_t full = entry->prefix_end / view->config.geometry.page_tokens;
+  int32_t rest = entry->prefix_end % view->config.geometry.page_tokens;
+  bool far = (int64_t)entry->prefix_end * part->row_bytes >= GATHER_PAST_CACHES_BYTES;
+  QUIRE_ASSERT(first >= 0);
+  for (int32_t p = 0; p < full; p++) {
+    const uint8_t *from = quire_view_page(view, part_index, table[p]);
+    uint8_t *to = quire_view_gather_page(view, job->flat, part->kind, first + p);
     if (far) {
-      quire_copy_past_caches(to + piece->offset, from + piece->offset, bytes);
+      const uint8_t *next = p + 1 < full ? quire_view_page(view, part_index, table[p + 1]) : NULL;
+      quire_copy_past_caches(to, from, (size_t)part->page_bytes, next);
     } else {
-      memcpy(to + piece->offset, from + piece->offset, bytes);
+      memcpy(to, from, (size_t)part->page_bytes);
     }
+  }
+  if (rest > 0) {
+    gather_rows(part, quire_view_page(view, part_index, table[full]),
+                quire_view_gather_page(view, job->flat, part->kind, first + full), rest);
   }
 }
 
@@ -73,25 +94,17 @@ static void gather_run(void *args, struct quire_team *team) {
   const struct gather_job *job = args;
   const struct quire_view *view = job->view;
   QUIRE_ASSERT(job->flat >= 0 && view->plan != NULL);
-  const struct quire_parts *parts = view->config.parts;
-  int32_t page_tokens = view->config.geometry.page_tokens;
   int32_t layer;
   enum quire_part_model model = quire_view_flat_model(view, job->flat, &layer);
   uint64_t begin = quire_trace_begin(view->config.trace);
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
-    const struct quire_step_entry *entry = quire_view_entry(view, e);
     if (view->gather_page[e] < 0) {
       continue;
     }
-    const quire_page *table = quire_view_table(view, entry->request);
     for (int kind = QUIRE_PART_LATENT; kind <= QUIRE_PART_INDEX_KEY; kind++) {
-      int32_t part = quire_parts_find(parts, model, (enum quire_part_kind)kind, layer);
-      bool far = part != QUIRE_PART_NONE &&
-                 (int64_t)entry->prefix_end * parts->part[part].row_bytes >= GATHER_PAST_CACHES_BYTES;
-      for (int32_t p = 0; part != QUIRE_PART_NONE && p * page_tokens < entry->prefix_end; p++) {
-        gather_rows(&parts->part[part], quire_view_page(view, part, table[p]),
-                    quire_view_gather_page(view, job->flat, (enum quire_part_kind)kind, view->gather_page[e] + p),
-                    quire_view_valid_rows(view, entry, p), far);
+      int32_t part = quire_parts_find(view->config.parts, model, (enum quire_part_kind)kind, layer);
+      if (part != QUIRE_PART_NONE) {
+        gather_entry(job, quire_view_entry(view, e), part, view->gather_page[e]);
       }
     }
   }
