@@ -6,8 +6,8 @@
  * chunks, which changes nothing in them.
  *
  * Where k takes several chunks four n-tiles share a block: rows of x too many for the near caches come a quarter as
- * often. Many rows with a short k go by way of panels (gemm_panel.h), with a long one and scratch both operands are packed
- * (gemm_packed.h). Weights packed at load have ways of their own (gemm_prepacked.h).
+ * often. Many rows with a short k go by way of panels (gemm_panel.h), with a long one and scratch both operands are
+ * packed (gemm_packed.h). Weights packed at load have ways of their own (gemm_prepacked.h).
  *
  * Rejected: folding the lanes at each 128 block of an fp8 weight (three times the shuffles), and keys as lanes as in
  * the indexer (needs packed weights); a fold by blends (fewer shuffles, slower). */

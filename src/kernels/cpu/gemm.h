@@ -16,8 +16,8 @@
 #define QUIRE_GEMM_ROW_STEP 64 /* of k, when few rows meet weights */
 #define QUIRE_GEMM_AHEAD 16384 /* bytes of W that few rows ask for ahead */
 
-/* One chunk of k of 16 outputs: out[r * out_ld + c] for r < 4, 2, 1 and c < 4, 8, 16. x and w hold bf16 or f32 as the tile
- * function says; k is a multiple of its step (32, 16). */
+/* One chunk of k of 16 outputs: out[r * out_ld + c] for r < 4, 2, 1 and c < 4, 8, 16. x and w hold bf16 or f32 as the
+ * tile function says; k is a multiple of its step (32, 16). */
 struct quire_gemm_tile {
   const void *x;
   const void *w;

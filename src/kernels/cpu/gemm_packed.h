@@ -4,7 +4,8 @@
  * 2i + 1) of every step of 32 elements. Packed so that a lane's pairs lie side by side, each is an ordinary product
  * whose sums stay in registers for all of k; what goes through memory are single numbers of the tree, not sixteen lanes
  * of every output again and again. Lanes come in the order in which the tree wants them, 0 8 4 12 2 10 6 14 1 9 5 13 3
- * 11 7 15, their positions: after position p as many sums are added as p has ones at its end, like carries of a counter.
+ * 11 7 15, their positions: after position p as many sums are added as p has ones at its end, like carries of a
+ * counter.
  *
  *      x    [16 positions][groups of 8 rows][steps][8 rows]     u32, packed once for all columns, by the whole team
  *      W    [16 positions][steps][32 columns]                   u32, a panel at a time: while rows meet one panel the

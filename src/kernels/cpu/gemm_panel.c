@@ -10,8 +10,8 @@
 #include "kernels/cpu/lanes.h"
 
 #define K_MAX (QUIRE_PANEL_STEPS * 32)
-/* Where panels are faster than tiles, as measured: the shorter k is, the more a tile folds, and the more rows there are,
- * the less packing costs; twice the k for fp8, which a tile scales with two sets of lanes. */
+/* Where panels are faster than tiles, as measured: the shorter k is, the more a tile folds, and the more rows there
+ * are, the less packing costs; twice the k for fp8, which a tile scales with two sets of lanes. */
 #define ROWS_FEW 16
 #define ROWS_MANY 64
 #define K_FEW 128

@@ -95,9 +95,9 @@ QUIRE_INLINE void pair_go(struct corner at, int pair, __m512 *acc) {
   }
 }
 
-/* The tree, one loop over pairs: after pair p as many sums that wait are added as p has ones at its end, like carries of
- * a counter; the result waits at the next level. (Written out as a recursion it is slower: gcc keeps sums of all levels
- * in registers across the steps, and has none left for these.) */
+/* The tree, one loop over pairs: after pair p as many sums that wait are added as p has ones at its end, like carries
+ * of a counter; the result waits at the next level. (Written out as a recursion it is slower: gcc keeps sums of all
+ * levels in registers across the steps, and has none left for these.) */
 QUIRE_INLINE void corner_compute(struct corner at) {
   _Alignas(64) float waiting[TREE_LEVELS][SUMS * 16];
   const int count = VECTORS * at.rows;

@@ -5,9 +5,9 @@
  *      fp8    [16 positions][steps][32 columns]   u16, likewise; columns in the order 0-3 16-19 4-7 20-23 8-11 ...,
  *                                                 which decoding by tables (e4m3_avx512.h) puts right
  *
- * where a step is 32 elements of k and positions are lanes in the order of the tree (gemm_packed.h). Few rows read it as
- * one stream of memory from beginning to end and fold by additions, where rows of a checkpoint take a transposition for
- * each 16 columns and sixteen streams. There are three ways:
+ * where a step is 32 elements of k and positions are lanes in the order of the tree (gemm_packed.h). Few rows read it
+ * as one stream of memory from beginning to end and fold by additions, where rows of a checkpoint take a transposition
+ * for each 16 columns and sixteen streams. There are four ways:
  *
  *      a row alone    x where it is, packed where it would not stay in the first level cache
  *      short k        x where it is; weights of one block of k stay in registers while rows go by, of more they are
@@ -57,8 +57,8 @@ struct quire_prepacked_short {
   int32_t ask_lines;
 };
 
-/* Packed rows of a middle k against a panel of bf16. What follows a pair of lanes of W in memory is asked for while rows
- * meet that pair. */
+/* Packed rows of a middle k against a panel of bf16. What follows a pair of lanes of W in memory is asked for while
+ * rows meet that pair. */
 struct quire_prepacked_middle {
   const uint32_t *x; /* first row at its first position */
   const uint32_t *w;

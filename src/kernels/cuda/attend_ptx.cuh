@@ -1,9 +1,9 @@
 /* What attend needs of Hopper beyond hopper.cuh: products of 64 query heads, copies that keep rows in the second-level
  * cache, matrix stores, fast exponentials.
  *
- * Shared memory operands lie in tiles of rows of 128 bytes (64 bf16), 16-byte chunk c of row r at chunk c ^ (r mod 8). Read
- * along the row (K-major: queries and keys of q k^T) eight rows are 1,024 bytes. Read across it (MN-major: the values of
- * p v, whose columns run along the row) a tile is 64 columns wide and the next 64 columns lie a tile further.
+ * Shared memory operands lie in tiles of rows of 128 bytes (64 bf16), 16-byte chunk c of row r at chunk c ^ (r mod 8).
+ * Read along the row (K-major: queries and keys of q k^T) eight rows are 1,024 bytes. Read across it (MN-major: the
+ * values of p v, whose columns run along the row) a tile is 64 columns wide and the next 64 columns lie a tile further.
  *
  * Internal to the cuda kernels. */
 #ifndef QUIRE_KERNELS_CUDA_ATTEND_PTX_CUH
@@ -172,7 +172,7 @@ QUIRE_DEVICE void hopper_store_matrices(uint32_t to, const uint32_t *v) {
                : "memory");
 }
 
-/* --- numbers ------------------------------------------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------------------------------------------------ */
 
 QUIRE_DEVICE float hopper_exp2(float x) {
   float y;

@@ -5,17 +5,17 @@
  *   group 1     scores and probabilities of the odd tiles;  columns 256..511 of the output
  *
  * The two groups run half a pair apart, so that one's softmax hides behind the other's products (the "seesaw" that
- * FlashMLA's notes describe): a group multiplies its own probabilities from registers and hands them to the other through
- * shared memory. The running maximum goes back and forth between them. Tiles are loaded and released by halves of their
- * columns, so that a half is on its way while the other is still multiplied; the copier takes the four halves of a
- * pair (quarters) in the order in which they are free again:
+ * FlashMLA's notes describe): a group multiplies its own probabilities from registers and hands them to the other
+ * through shared memory. The running maximum goes back and forth between them. Tiles are loaded and released by halves
+ * of their columns, so that a half is on its way while the other is still multiplied; the copier takes the four halves
+ * of a pair (quarters) in the order in which they are free again:
  *
  *   shared memory   | queries 72 KiB | even tile 72 KiB | odd tile 72 KiB | odd probabilities 8 KiB | state |
  *   half 0          columns 0..255 of a tile;  half 1: columns 256..511 and the rope's 64
  *   even probabilities take the place of the even tile's rope columns once its scores are done
  *
- * Rows of bf16 are copied asynchronously. Rows of fp8 go through the copier's registers, which widens their codes to bf16
- * (in four instructions a pair of values); that bounds the kernel, so with 128 heads the two blocks of a row are a
+ * Rows of bf16 are copied asynchronously. Rows of fp8 go through the copier's registers, which widens their codes to
+ * bf16 (in four instructions a pair of values); that bounds the kernel, so with 128 heads the two blocks of a row are a
  * cluster, each widens half of the rows, and the copy engine brings them to the other.
  *
  * Blocks stay for many rows (as many as fit the device are started); the copier runs on into the next row while the
@@ -23,9 +23,10 @@
  * depend neither on the batch nor on where rows lie. There is no split over the list: from 66 rows of 128 heads on it
  * has nothing to fill, and below it would change bits with the batch or cost every row a second pass.
  *
- * Tried and slower: queries in registers with groups for scores and for values (64 x 32 products take more than half of the
- * time of 64 x 64); four groups for fp8, two of them copiers (too few registers for their loads); prefetches into the
- * second-level cache; rows by one bulk copy of 128 bytes for each row and 64 columns (26 ns each, one at a time). */
+ * Tried and slower: queries in registers with groups for scores and for values (64 x 32 products take more than half of
+ * the time of 64 x 64); four groups for fp8, two of them copiers (too few registers for their loads); prefetches into
+ * the second-level cache; rows by one bulk copy of 128 bytes for each row and 64 columns (26 ns each, one at a
+ * time). */
 #include "kernels/cuda/cuda_attend.h"
 
 #include <cuda_bf16.h>
@@ -107,7 +108,7 @@ QUIRE_DEVICE bool cursor_next(const struct attend_args &a, struct cursor *c) {
 
 QUIRE_DEVICE uint32_t chunk_at(uint32_t row, uint32_t chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
-/* --- copier ------------------------------------------------------------------------------------------------------------ */
+/* --- copier ------------------------------------------------------------------------------------------------------- */
 
 /* Lane l of a warp looks up a row of the even tile (l < 16) or of the odd one; a warp copies the rows it looked up. */
 QUIRE_DEVICE int32_t entry_load(const struct attend_args &a, const struct cursor &c) {
@@ -261,8 +262,8 @@ struct unit {
 
 #define UNITS 4 /* of a quarter; a block of a pair does half the rows: two units */
 
-/* Row and 16 codes of it for this lane. A quarter of a warp stores at once: four lanes of an even row and four of an odd
- * one hit different banks. Of a warp's sixteen rows, a block of a pair does eight. */
+/* Row and 16 codes of it for this lane. A quarter of a warp stores at once: four lanes of an even row and four of an
+ * odd one hit different banks. Of a warp's sixteen rows, a block of a pair does eight. */
 template <bool PAIR> QUIRE_DEVICE uint32_t unit_row(int u) {
   uint32_t half = PAIR ? hopper_pair_rank() * 8 : 0;
   return threadIdx.x % GROUP / 32 * 16 + half + u * 4 + threadIdx.x % 32 / 16 * 2 + threadIdx.x / 4 % 2;
@@ -305,7 +306,8 @@ QUIRE_DEVICE uint32_t pair_times_pair(uint32_t pair, uint32_t factor) { /* no ze
   return *(uint32_t *)&product;
 }
 
-/* A pair of codes_spread times the scale. Plain: exact. Else the f32 product, rounded (which is the same where both do). */
+/* A pair of codes_spread times the scale. Plain: exact. Else the f32 product, rounded (which is the same where both
+ * do). */
 template <bool PLAIN> QUIRE_DEVICE uint32_t pair_times(uint32_t pair, float scale) {
   uint32_t factor = PLAIN ? (__float_as_uint(scale) + (120u << 23)) >> 16 : (127u + 120u) << 7;
   if (PLAIN && scale == 0) {
@@ -364,9 +366,9 @@ QUIRE_DEVICE void pair_put(const struct unit *unit, struct unit *ahead, const ui
   }
 }
 
-/* A block of a pair has registers for two quarters, and takes them in turn. All loads of a thread share one of the hardware's
- * counters: whoever waits for one waits for the newest. Hence the order: wait for this quarter's (the vote does), only
- * then start the next one's, then convert. */
+/* A block of a pair has registers for two quarters, and takes them in turn. All loads of a thread share one of the
+ * hardware's counters: whoever waits for one waits for the newest. Hence the order: wait for this quarter's (the vote
+ * does), only then start the next one's, then convert. */
 QUIRE_DEVICE void pair_convert(const struct unit *unit, struct unit *ahead, const uint8_t *found_ahead, int quarter,
                                uint32_t to) {
   if (unit_plain(unit[0]) && unit_plain(unit[1])) {
@@ -466,7 +468,7 @@ QUIRE_DEVICE void copier_fp8(const struct attend_args &a, uint32_t shared, struc
   }
 }
 
-/* --- the two groups ------------------------------------------------------------------------------------------------------ */
+/* --- the two groups ----------------------------------------------------------------------------------------------- */
 
 /* What a thread holds of a row of heads: accumulators of two of its 64 rows, row g and g + 8 of its warp's 16. */
 struct held {
@@ -809,7 +811,7 @@ QUIRE_DEVICE void group_odd(const struct attend_args &a, uint32_t shared, struct
   }
 }
 
-/* --- launch -------------------------------------------------------------------------------------------------------------- */
+/* --- launch ------------------------------------------------------------------------------------------------------- */
 
 QUIRE_DEVICE void state_init(struct attend_state *state, bool fp8, bool pair) {
   hopper_barrier_init(&state->query_full, GROUP);

@@ -1,5 +1,5 @@
-/* A warp takes one piece of a row: one of four blocks of the latent, the rope part, or the index key. Every piece is one
- * coalesced read and, at each of its targets, one coalesced write; a launch is bound by memory. */
+/* A warp takes one piece of a row: one of four blocks of the latent, the rope part, or the index key. Every piece is
+ * one coalesced read and, at each of its targets, one coalesced write; a launch is bound by memory. */
 #include "kernels/cuda/cuda_put_rows.h"
 
 #include <cuda_runtime.h>

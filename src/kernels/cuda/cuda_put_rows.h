@@ -1,4 +1,5 @@
-/* put_rows on a CUDA device: rows to their stored form (arithmetic.md 2 and 8), once, and into the pages of their owners.
+/* put_rows on a CUDA device: rows to their stored form (arithmetic.md 2 and 8), once, and into the pages of their
+ * owners.
  *
  * One launch quantises the fresh rows of a layer and writes each to up to two places: packed arrays in batch order (an
  * exchange slot or a fresh segment) and its slot of a page, which may lie in this device's memory or in a peer's. The

@@ -1,15 +1,16 @@
 /* Scores on tensor cores, streamed into lists of candidates: rows that are many a source. Few: select_decode.cu.
  *
- * A block works on one piece of the line of units (select_parts.cuh). One warp group copies keys, three multiply, each for
- * its own rows of the tile: the 64 keys of a stage with the heads of these rows (ROWS * HEADS = 128 columns). It takes relu
- * and the weighted sum over heads in registers, and offers the scores, one or two a lane, to the lists of its rows; a score
- * is compared with its row's threshold and rarely written. Lists lie in global memory (the second-level cache), counts of
- * their scores in shared memory. Every SELECT_EPOCH_KEYS positions a warp group raises its thresholds as far as the counts
- * allow. A list that is nearly full all the same (rising scores, very many equal ones) is cut to the k best, whose last
- * becomes the threshold: later positions are higher, so a newcomer must beat it strictly.
+ * A block works on one piece of the line of units (select_parts.cuh). One warp group copies keys, three multiply, each
+ * for its own rows of the tile: the 64 keys of a stage with the heads of these rows (ROWS * HEADS = 128 columns). It
+ * takes relu and the weighted sum over heads in registers, and offers the scores, one or two a lane, to the lists of
+ * its rows; a score is compared with its row's threshold and rarely written. Lists lie in global memory (the
+ * second-level cache), counts of their scores in shared memory. Every SELECT_EPOCH_KEYS positions a warp group raises
+ * its thresholds as far as the counts allow. A list that is nearly full all the same (rising scores, very many equal
+ * ones) is cut to the k best, whose last becomes the threshold: later positions are higher, so a newcomer must beat it
+ * strictly.
  *
- * Rejected: all scores of a row in memory (a quarter of the work of 32 heads is then moving them), thresholds guessed from
- * a sample (no bound on what a bad guess costs). */
+ * Rejected: all scores of a row in memory (a quarter of the work of 32 heads is then moving them), thresholds guessed
+ * from a sample (no bound on what a bad guess costs). */
 #include "kernels/cuda/cuda_select.h"
 
 #include "base/assert.h"

@@ -1,10 +1,10 @@
 /* select on a CUDA device (arithmetic.md 13): index scores in fp8 on tensor cores, streamed into an exact top-k.
  *
- * Rows of one source that stand together share its keys. Where they are many (prefill), tiles of 6 rows of 64 heads, or 12
- * of 32, are scored; what may still be among the best lies in a bounded list for each row at work. Where they are few
- * (op.source_rows at most 2 with 64 heads, 4 with 32: decode), all keys are read once, split evenly over the
- * multiprocessors, and what each keeps, with room for all it sees, is merged. Scores live in registers. The set does not
- * depend on any of this.
+ * Rows of one source that stand together share its keys. Where they are many (prefill), tiles of 6 rows of 64 heads, or
+ * 12 of 32, are scored; what may still be among the best lies in a bounded list for each row at work. Where they are
+ * few (op.source_rows at most 2 with 64 heads, 4 with 32: decode), all keys are read once, split evenly over the
+ * multiprocessors, and what each keeps, with room for all it sees, is merged. Scores live in registers. The set does
+ * not depend on any of this.
  *
  * All pointers are device memory that stays valid and untouched until the launches have run; nothing is allocated.
  * Threads: any; one at a time on a stream. Formats bf16 and fp8, which store index keys alike. */
@@ -38,8 +38,8 @@ bool quire_cuda_select_can(const struct quire_select *op, const char **why_out);
 int64_t quire_cuda_select_scratch_bytes(int32_t heads, int32_t topk, int32_t m, int32_t limit_max,
                                         int32_t multiprocessors);
 
-/* Enqueues on stream, a cudaStream_t. QUIRE_ERR_RANK when the device refuses a launch, or the driver, where rows are few,
- * a tensor map. */
+/* Enqueues on stream, a cudaStream_t. QUIRE_ERR_RANK when the device refuses a launch, or the driver, where rows are
+ * few, a tensor map. */
 enum quire_status quire_cuda_select(void *stream, const struct quire_cuda_select *select);
 
 #ifdef __cplusplus

@@ -58,9 +58,9 @@ struct topk_segments {
   int32_t count;
 };
 
-/* Many short lists, shared out evenly whatever their lengths: in chunks of TOPK_RUN_CHUNK candidates. They hold the bits of
- * a score, not its key, in the upper half; no NaN and no -0. A run begins at a multiple of 16 bytes and has room for an even
- * number of candidates. */
+/* Many short lists, shared out evenly whatever their lengths: in chunks of TOPK_RUN_CHUNK candidates. They hold the
+ * bits of a score, not its key, in the upper half; no NaN and no -0. A run begins at a multiple of 16 bytes and has
+ * room for an even number of candidates. */
 struct topk_runs {
   const uint64_t *candidates;
   const uint32_t *begin;  /* of a run, among the candidates */
@@ -170,8 +170,9 @@ QUIRE_DEVICE int32_t topk_run_of(const struct topk_runs &from, uint32_t chunk) {
   return run;
 }
 
-/* Calls visit(bits, low) for all candidates of runs, in the form they have there, and for some that are none: bits are then
- * TOPK_RUN_NONE, which as an integer is below all. A warp has its share of all chunks, of which each lane looks one up. */
+/* Calls visit(bits, low) for all candidates of runs, in the form they have there, and for some that are none: bits are
+ * then TOPK_RUN_NONE, which as an integer is below all. A warp has its share of all chunks, of which each lane looks
+ * one up. */
 template <typename VISIT>
 QUIRE_DEVICE void topk_each_held(const struct topk_group &group, const struct topk_runs &from, VISIT visit) {
   uint32_t chunks = from.before[from.runs];
@@ -193,8 +194,8 @@ QUIRE_DEVICE void topk_each_held(const struct topk_group &group, const struct to
     }
 #pragma unroll 1
     for (uint32_t i = 0; i < 32 && base + i < end; i += TOPK_RUN_BATCH) {
-      uint4 pairs[TOPK_RUN_BATCH]; /* low and bits of one candidate, low and bits of the next; whatever where there is none,
-                                      for a load on a condition is waited for before the next */
+      uint4 pairs[TOPK_RUN_BATCH]; /* low and bits of one candidate, low and bits of the next; whatever where there is
+                                      none, for a load on a condition is waited for before the next */
       uint32_t counts[TOPK_RUN_BATCH];
 #pragma unroll
       for (uint32_t j = 0; j < TOPK_RUN_BATCH; j++) {

@@ -1,8 +1,8 @@
 /* Hopper's instructions (sm_90a) as functions: barriers in shared memory, copies that run by themselves, warp-group
  * products. Nothing here decides anything; the PTX manual (sections "mbarrier", "cp.async", "wgmma") is the reference.
  *
- * Shared memory that ordinary stores or cp.async wrote and that wgmma or a bulk copy reads next needs hopper_proxy_fence
- * on the way, by the writer before its barrier or by the reader behind it.
+ * Shared memory that ordinary stores or cp.async wrote and that wgmma or a bulk copy reads next needs
+ * hopper_proxy_fence on the way, by the writer before its barrier or by the reader behind it.
  *
  * Internal to the cuda kernels. */
 #ifndef QUIRE_KERNELS_CUDA_HOPPER_CUH
@@ -22,8 +22,8 @@ QUIRE_DEVICE void hopper_barrier_announce(uint64_t *barrier, uint32_t bytes) {
                : "memory");
 }
 
-/* racecheck (of compute-sanitizer) does not see that a lane may arrive for its warp, nor that bar.arrive orders what came
- * before it; built for it (QUIRE_RACECHECK, for no other use) every lane arrives, and whoever tells waits. */
+/* racecheck (of compute-sanitizer) does not see that a lane may arrive for its warp, nor that bar.arrive orders what
+ * came before it; built for it (QUIRE_RACECHECK, for no other use) every lane arrives, and whoever tells waits. */
 #ifdef QUIRE_RACECHECK
 #define HOPPER_WARP_ARRIVALS 32
 #else
@@ -45,8 +45,8 @@ QUIRE_DEVICE void hopper_threads_sync(int id, int threads) {
 
 /* --- shared memory that others of the block change meanwhile --- */
 
-/* Reads of what threads write with hopper_poke or atomics, and such a write: one after the other in some order, no more.
- * racecheck takes atomics alone for that. */
+/* Reads of what threads write with hopper_poke or atomics, and such a write: one after the other in some order, no
+ * more. racecheck takes atomics alone for that. */
 #ifdef QUIRE_RACECHECK
 QUIRE_DEVICE uint32_t hopper_peek(const void *word) { return atomicOr((uint32_t *)word, 0u); }
 QUIRE_DEVICE void hopper_poke(void *word, uint32_t value) { atomicExch((uint32_t *)word, value); }
@@ -140,8 +140,9 @@ template <int COUNT> QUIRE_DEVICE void hopper_registers_down(void) {
 
 /* --- warp-group products --- */
 
-/* Operand of 8-row groups of 128-byte rows in shared memory, 16-byte chunk c of row r at chunk c ^ (r mod 8), 1,024-byte
- * aligned; k runs along the row. A step of 32 bytes along k adds 2 to the lower half; the upper is always the same. */
+/* Operand of 8-row groups of 128-byte rows in shared memory, 16-byte chunk c of row r at chunk c ^ (r mod 8),
+ * 1,024-byte aligned; k runs along the row. A step of 32 bytes along k adds 2 to the lower half; the upper is always
+ * the same. */
 #define HOPPER_OPERAND_HIGH (1024 >> 4 | 1 << 30)
 
 QUIRE_DEVICE uint32_t hopper_operand_low(uint32_t shared) { return (shared & 0x3ffffu) >> 4 | 1u << 16; }

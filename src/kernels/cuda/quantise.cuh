@@ -1,5 +1,5 @@
-/* The producer's quantisation of a block of 128 values by one warp, four values a lane (arithmetic.md 2): the same bytes
- * as the cpu family. The result does not depend on the order in which the largest magnitude is found.
+/* The producer's quantisation of a block of 128 values by one warp, four values a lane (arithmetic.md 2): the same
+ * bytes as the cpu family. The result does not depend on the order in which the largest magnitude is found.
  *
  * Internal to the cuda kernels. */
 #ifndef QUIRE_KERNELS_CUDA_QUANTISE_CUH

@@ -1,16 +1,16 @@
 /* select where rows are few a source: decode, one row a request or one and its drafts. Bound by reading keys.
  *
- * A block works on one piece of the line of units (select_parts.cuh). Three warps have keys copied (select_stream.cuh), twelve
- * multiply, a warp group each 64 of a unit's keys with the heads of all the tile's rows (at most 128 columns). A warp
- * keeps what may be among the best in a run of its own, which has room for all it scores, so nothing is ever cut, counted
- * or waited for on the way: the position in the run is in a register. Scores that were kept are counted in bins; one
- * more warp adds them, again and again, to the bins of the row in memory, where all shares of the row meet, and raises the
- * thresholds below which nothing is kept any more. Nobody waits for it: counts only grow, so what was counted so far is
- * reason enough. Lengths of runs go out at the end of a share; when the row has all its shares, the last launch
- * (select_merge.cu) finds the best in all its runs.
+ * A block works on one piece of the line of units (select_parts.cuh). Three warps have keys copied (select_stream.cuh),
+ * twelve multiply, a warp group each 64 of a unit's keys with the heads of all the tile's rows (at most 128 columns). A
+ * warp keeps what may be among the best in a run of its own, which has room for all it scores, so nothing is ever cut,
+ * counted or waited for on the way: the position in the run is in a register. Scores that were kept are counted in
+ * bins; one more warp adds them, again and again, to the bins of the row in memory, where all shares of the row meet,
+ * and raises the thresholds below which nothing is kept any more. Nobody waits for it: counts only grow, so what was
+ * counted so far is reason enough. Lengths of runs go out at the end of a share; when the row has all its shares, the
+ * last launch (select_merge.cu) finds the best in all its runs.
  *
- * Rejected: lists of bounded length that are cut when full (a look at the list is a trip to memory, while keys wait), all
- * scores to memory (3 % more bytes a row, and as much to read again), looks at the bins by those who multiply (a
+ * Rejected: lists of bounded length that are cut when full (a look at the list is a trip to memory, while keys wait),
+ * all scores to memory (3 % more bytes a row, and as much to read again), looks at the bins by those who multiply (a
  * fifteenth of their time). */
 #include <pthread.h>
 
@@ -117,8 +117,8 @@ QUIRE_DEVICE int score_bin(float score) {
   return min(max(bin, 0), TOPK_BINS - 1);
 }
 
-/* Where `keeps`, writes a candidate and counts it, without a branch: products are under way. The merge reads it soon: keys
- * that stream by should not push it out of the second-level cache. */
+/* Where `keeps`, writes a candidate and counts it, without a branch: products are under way. The merge reads it soon:
+ * keys that stream by should not push it out of the second-level cache. */
 QUIRE_DEVICE void candidate_keep(bool keeps, uint64_t *to, float score, int32_t position, uint32_t *bin) {
   asm volatile("{\n.reg .pred p;\n.reg .b64 policy;\nsetp.ne.s32 p, %0, 0;\n"
                "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
@@ -170,9 +170,9 @@ QUIRE_DEVICE void part_multiply(const struct bench<S> &bench, int part, float (&
                  bench.operands.heads + (uint64_t)part * (S::PART_ROWS * S::HEADS * KEY_BYTES >> 4));
 }
 
-/* UNITS units from the lane's position `seen` on, in one straight line: where products under way cross the end of a loop
- * the compiler waits for them. Of the parts of all units one is multiplied while the one before is summed up; scores are
- * kept at the end, so that none waits for another. */
+/* UNITS units from the lane's position `seen` on, in one straight line: where products under way cross the end of a
+ * loop the compiler waits for them. Of the parts of all units one is multiplied while the one before is summed up;
+ * scores are kept at the end, so that none waits for another. */
 template <typename S, bool DUMP, int UNITS>
 QUIRE_DEVICE void line_score(const struct select_args &args, struct block_memory<S> *shared, const struct item &item,
                              struct lane_state<S> *state, const struct bench<S> &bench, uint32_t seen) {
@@ -290,8 +290,8 @@ QUIRE_DEVICE uint4 bins_read(const uint32_t *bins) {
   return four;
 }
 
-/* Adds what is new in the share's bins to those of the row. Returns the first of the highest 128 bins of the share that are not
- * empty; 0 if all are. A warp's work. */
+/* Adds what is new in the share's bins to those of the row. Returns the first of the highest 128 bins of the share that
+ * are not empty; 0 if all are. A warp's work. */
 QUIRE_DEVICE int bins_tell(const uint32_t *bins, uint32_t *told, uint32_t *row_bins) {
   int lane = threadIdx.x % 32;
   int highest = 0;
@@ -312,8 +312,8 @@ QUIRE_DEVICE int bins_tell(const uint32_t *bins, uint32_t *told, uint32_t *row_b
   return highest;
 }
 
-/* The bin in which the k-th best of what all shares of the row have told so far lies, those above bin top + 127 left out; 0 if
- * that is fewer. A warp's work. */
+/* The bin in which the k-th best of what all shares of the row have told so far lies, those above bin top + 127 left
+ * out; 0 if that is fewer. A warp's work. */
 QUIRE_DEVICE uint32_t bins_look(const uint32_t *row_bins, int top, uint32_t k) {
   int lane = threadIdx.x % 32;
   uint32_t above = 0;
@@ -365,8 +365,8 @@ QUIRE_DEVICE void bins_look_all(const struct select_args &args, struct block_mem
   }
 }
 
-/* The end of a share, when nobody counts any more: tells the rest, and then that the row has one share more, for which the merge
- * waits; what the multiplying warps wrote before they arrived is there by then. */
+/* The end of a share, when nobody counts any more: tells the rest, and then that the row has one share more, for which
+ * the merge waits; what the multiplying warps wrote before they arrived is there by then. */
 template <typename S>
 QUIRE_DEVICE void bins_end(const struct select_args &args, struct block_memory<S> *shared, const struct item &item) {
   for (int row = 0; row < item.tile.rows; row++) {
@@ -379,8 +379,8 @@ QUIRE_DEVICE void bins_end(const struct select_args &args, struct block_memory<S
   }
 }
 
-/* The looking warp's work: tells what the share keeps, and raises thresholds to just below the lowest score of the bin in which
- * the k-th best of all shares of a row lies. */
+/* The looking warp's work: tells what the share keeps, and raises thresholds to just below the lowest score of the bin
+ * in which the k-th best of all shares of a row lies. */
 template <typename S> QUIRE_DEVICE void look(const struct select_args &args, struct block_memory<S> *shared) {
   struct walk walk = walk_begin(args);
   struct item item;

@@ -1,7 +1,7 @@
 /* From products to scores (arithmetic.md 13), in registers.
  *
- * A warp group has the products of its 64 keys with the heads of S::ROWS rows (select_products.cuh). A shape S has: HEADS,
- * ROWS, SCORES (of a lane and 16 keys).
+ * A warp group has the products of its 64 keys with the heads of S::ROWS rows (select_products.cuh). A shape S has:
+ * HEADS, ROWS, SCORES (of a lane and 16 keys).
  *
  * Internal to select. */
 #ifndef QUIRE_KERNELS_CUDA_SELECT_FOLD_CUH
@@ -51,9 +51,9 @@ QUIRE_DEVICE void products_fold(const float (&products)[PRODUCTS], const struct 
   }
 }
 
-/* The lane's scores (arithmetic.md 13): the sums of four lanes as (0 + 1) + (2 + 3), times the key's scale. With several
- * rows, lane bit 0 keeps the odd rows and bit 1 the key 8 further; with one row, bit 0 keeps the key 8 further and lanes
- * that differ in bit 1 hold the same. */
+/* The lane's scores (arithmetic.md 13): the sums of four lanes as (0 + 1) + (2 + 3), times the key's scale. With
+ * several rows, lane bit 0 keeps the odd rows and bit 1 the key 8 further; with one row, bit 0 keeps the key 8 further
+ * and lanes that differ in bit 1 hold the same. */
 template <typename S>
 QUIRE_DEVICE void scores_fold(const float (&sum)[S::ROWS][2], float scale, float (&scores_out)[S::SCORES]) {
   bool odd = (threadIdx.x & 1) != 0;

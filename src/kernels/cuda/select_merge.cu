@@ -173,8 +173,8 @@ QUIRE_DEVICE uint32_t fine_digit(uint64_t candidate) {
   return (uint32_t)(candidate >> (32 + TOPK_BIN_SHIFT - FINE_BITS)) & ((1u << FINE_BITS) - 1);
 }
 
-/* Sets the bits of the `left` best of the border bin's candidates, all in memory->close; false, and no more than some of
- * them set, if too many of them are nearly equal. */
+/* Sets the bits of the `left` best of the border bin's candidates, all in memory->close; false, and no more than some
+ * of them set, if too many of them are nearly equal. */
 QUIRE_DEVICE bool close_list(const struct topk_group &group, struct share_memory *memory, uint32_t bucket,
                              uint32_t left) {
   struct topk_work *work = group.work;
@@ -259,8 +259,8 @@ QUIRE_DEVICE void shares_wait(const struct shares &shares, const struct run_tabl
   } while (scored != count);
 }
 
-/* Runs beside the scores of other rows: the score kernel lets this launch begin when it has seen the plan itself, all its blocks
- * being there by then, so that they end whatever waits for them here. */
+/* Runs beside the scores of other rows: the score kernel lets this launch begin when it has seen the plan itself, all
+ * its blocks being there by then, so that they end whatever waits for them here. */
 static __global__ void __launch_bounds__(SHARE_THREADS) merge_shares(const struct select_args args, int pieces) {
   extern __shared__ __align__(16) uint8_t share_bytes[];
   struct share_memory *memory = (struct share_memory *)share_bytes;

@@ -1,9 +1,9 @@
 /* What the launches of select share: the plan of tiles, the layout of the scratch, the arguments.
  *
- * A tile is up to tile_rows neighbouring rows of one source; a unit is unit_keys positions of a tile, from a multiple of
- * 64 at or below `first`. Units of all tiles form one line, which is cut into equal pieces, one a multiprocessor. A tile
- * that lies in one piece is finished there; one that is cut leaves the best of each piece in a slot, and a last launch
- * merges them. A piece cuts at most two tiles: the one it begins in (slot 0) and the one it ends in (slot 1).
+ * A tile is up to tile_rows neighbouring rows of one source; a unit is unit_keys positions of a tile, from a multiple
+ * of 64 at or below `first`. Units of all tiles form one line, which is cut into equal pieces, one a multiprocessor. A
+ * tile that lies in one piece is finished there; one that is cut leaves the best of each piece in a slot, and a last
+ * launch merges them. A piece cuts at most two tiles: the one it begins in (slot 0) and the one it ends in (slot 1).
  *
  * Where rows are few a source (select_decode.cu) nothing is finished in a piece: a share is what one piece has of one
  * tile, and a last launch takes the best of all shares of a row. Share i + p is that of tile i and piece p.
@@ -106,8 +106,8 @@ static inline __device__ int32_t select_piece_of(int64_t units, int64_t unit, in
   return (int32_t)(((unit + 1) * pieces - 1) / units);
 }
 
-/* Where among the candidates the run of a warp begins: what it keeps of one row of a tile, in `units` units from `begin`
- * on. */
+/* Where among the candidates the run of a warp begins: what it keeps of one row of a tile, in `units` units from
+ * `begin` on. */
 static inline __device__ int64_t select_run_begin(const struct select_tile &tile, int row, int32_t begin, int32_t units,
                                                   int warp) {
   int64_t row_begin = (tile.rows_before + (int64_t)row * tile.units) * SELECT_FEW_KEYS;

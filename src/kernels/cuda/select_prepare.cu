@@ -1,4 +1,5 @@
-/* Before the scores: block 0 plans the tiles, every other block quantises the heads of one row, or lists all it sees. */
+/* Before the scores: block 0 plans the tiles, every other block quantises the heads of one row, or lists all it
+ * sees. */
 #include "base/assert.h"
 #include "kernels/cuda/cuda_topk.cuh"
 #include "kernels/cuda/quantise.cuh"
@@ -125,8 +126,8 @@ QUIRE_DEVICE void take_all(const struct select_args &args, int32_t row) {
   }
 }
 
-/* A warp a head, and all its loads before it works on any. Weights lie as multiplying lanes take them, four at a time: of heads 16 i + 2 t, + 1, + 8, + 9 for
- * t = 0..3. */
+/* A warp a head, and all its loads before it works on any. Weights lie as multiplying lanes take them, four at a time:
+ * of heads 16 i + 2 t, + 1, + 8, + 9 for t = 0..3. */
 QUIRE_DEVICE void quantise_row(const struct select_args &args, int32_t row) {
   int lane = threadIdx.x % 32;
   float4 q[HEADS_A_WARP];

@@ -1,4 +1,5 @@
-/* Products of a warp group for select: 64 keys by N heads, 128 e4m3 values deep, as one chain of four wgmma of 32, from 0.
+/* Products of a warp group for select: 64 keys by N heads, 128 e4m3 values deep, as one chain of four wgmma of 32, from
+ * 0.
  *
  * Sums come out as sum[4 j + 2 r + e]: key row 16 warp + lane / 4 + 8 r, head 8 j + 2 (lane mod 4) + e.
  *

@@ -1,8 +1,8 @@
 /* What the score kernels of select share: a block's walk along the line of units, and how blocks of 64 positions are
  * found and copied; and the ring of keys and the warp group that fills it where rows are many (few: select_stream.cuh).
  *
- * Keys come in stages of S::KEYS = 64 positions, in a ring in shared memory, as tensor cores expect them; the heads of a tile come
- * with its first stage.
+ * Keys come in stages of S::KEYS = 64 positions, in a ring in shared memory, as tensor cores expect them; the heads of
+ * a tile come with its first stage.
  *
  * A shape S has: HEADS, TILE_ROWS, KEYS, STAGES, AHEAD (stages whose copies are under way).
  *
@@ -147,8 +147,8 @@ QUIRE_DEVICE const uint8_t *whole_page(const struct select_args &args, const str
   return whole ? source.pages[position / 64] : NULL;
 }
 
-/* The table of pages is read long before keys are copied, so that nobody waits for it: a lane holds one page of the next
- * 32 blocks of 64 positions, and one of those behind them. */
+/* The table of pages is read long before keys are copied, so that nobody waits for it: a lane holds one page of the
+ * next 32 blocks of 64 positions, and one of those behind them. */
 struct pages_ahead {
   const struct quire_kv_source *source;
   int32_t limit;
@@ -234,9 +234,9 @@ template <typename S> QUIRE_DEVICE void stages_end(struct select_ring<S> *ring, 
   }
 }
 
-/* The copying warp group's work. Heads go with the stage that follows them. Between copies and the tensor cores that read
- * them stands a fence: the copying threads wait for a stage until S::AHEAD others are under way behind it, and hand over
- * all of a tile before they wait for the room of its heads. */
+/* The copying warp group's work. Heads go with the stage that follows them. Between copies and the tensor cores that
+ * read them stands a fence: the copying threads wait for a stage until S::AHEAD others are under way behind it, and
+ * hand over all of a tile before they wait for the room of its heads. */
 template <typename S> QUIRE_DEVICE void copy_keys(const struct select_args &args, struct select_ring<S> *ring) {
   struct walk walk = walk_begin(args);
   struct item item;

@@ -2,10 +2,10 @@
  * each filled by a warp of its own and as tensor cores expect it. A stage is the warp group's 64 positions of a unit.
  *
  * Whole pages are copied by the copy engine, which counts at the stage's barrier what is there, so that nobody waits or
- * fences. It swizzles only what a tensor map describes, and pages lie anywhere, in several devices. So the maps describe
- * all memory, which is addresses below 2^49: rows of KEY_BYTES from one of eight origins 16 bytes apart, 2^30 rows a
- * layer, and some more, so that a page that begins near the end of a layer is in it. They depend on nothing and are made by
- * the host.
+ * fences. It swizzles only what a tensor map describes, and pages lie anywhere, in several devices. So the maps
+ * describe all memory, which is addresses below 2^49: rows of KEY_BYTES from one of eight origins 16 bytes apart, 2^30
+ * rows a layer, and some more, so that a page that begins near the end of a layer is in it. They depend on nothing and
+ * are made by the host.
  *
  * A lane holds the page of every 32nd unit, found long before, and has it copied when its turn comes.
  *
