@@ -164,19 +164,24 @@ static void keys_stage(const struct select_run *run, const struct quire_kv_sourc
   run->isa->stage_keys(keys, quantised, stage);
 }
 
-/* Asks for the keys at [position, end) as far as one stage and one run of them go, so that they arrive while others are
- * scored. (Always inline: gcc takes a function that only prefetches for one without effect, and drops its calls.) */
+/* The keys at [position, end), as far as one stage and one run of them go: what scoring asks for, so that they arrive
+ * while others are scored. Their scales, a few lines, are asked for here. (Always inline: gcc takes a function that
+ * only prefetches for one without effect, and drops its calls.) */
 QUIRE_INLINE void keys_ask(const struct quire_select *op, const struct quire_kv_source *source, int32_t position,
-                           int32_t end) {
+                           int32_t end, struct quire_select_score *score_out) {
   QUIRE_DEBUG(position >= 0);
+  score_out->ask_lines = 0;
   if (position >= end) {
     return;
   }
   int32_t count = end - position < QUIRE_SELECT_KEYS ? end - position : QUIRE_SELECT_KEYS;
   struct quire_span span = quire_span_at(source, &op->part, position, count);
-  int64_t bytes = (int64_t)span.rows * op->part.piece[0].row_bytes;
-  for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
-    __builtin_prefetch(span.piece[0] + at);
+  score_out->ask = span.piece[0];
+  score_out->ask_lines = (int32_t)((int64_t)span.rows * op->part.piece[0].row_bytes / CACHE_LINE);
+  if (op->part.pieces > 1) {
+    for (int64_t at = 0; at < (int64_t)span.rows * op->part.piece[1].row_bytes; at += CACHE_LINE) {
+      __builtin_prefetch(span.piece[1] + at);
+    }
   }
 }
 
@@ -200,15 +205,18 @@ static void tile_score(const struct select_run *run, const struct workspace *ws,
     float scores[QUIRE_SELECT_KEYS];
     int32_t count = end - position < QUIRE_SELECT_KEYS ? end - position : QUIRE_SELECT_KEYS;
     keys_stage(run, source, ws->stage, position, count, scales);
-    keys_ask(op, source, position + QUIRE_SELECT_KEYS, end);
+    struct quire_select_score score = {.stage = ws->stage, .heads = op->heads, .quantised = op->format != QUIRE_KV_F32};
+    keys_ask(op, source, position + QUIRE_SELECT_KEYS, end, &score);
     for (int32_t row = tile.begin; row < tile.end; row++) {
       int32_t slot = row - tile.begin;
       int32_t seen = op->rows.limit[row] - position;
       if (seen <= 0 || !row_scores(op, row)) {
         continue;
       }
-      run->isa->score(ws->q + (int64_t)slot * op->heads * QUIRE_INDEX_DIM, ws->w + (int64_t)slot * op->heads, op->heads,
-                      ws->stage, op->format != QUIRE_KV_F32, scores);
+      score.q = ws->q + (int64_t)slot * op->heads * QUIRE_INDEX_DIM;
+      score.w = ws->w + (int64_t)slot * op->heads;
+      run->isa->score(&score, scores);
+      score.ask_lines = 0;
       for (int i = 0; i < QUIRE_SELECT_KEYS; i++) {
         scores[i] = scales[i] * scores[i];
       }
@@ -403,18 +411,20 @@ QUIRE_INLINE void score_heads(const float *q, const float *w, int heads, const f
   }
 }
 
-static void score(const float *q, const float *w, int32_t heads, const float *stage, bool quantised,
-                  float *scores_out) {
-  QUIRE_ASSERT(heads > 0);
-  (void)quantised; /* the order lies in the stage */
+static void score(const struct quire_select_score *score, float *scores_out) {
+  QUIRE_ASSERT(score->heads > 0); /* quantised or not: the order lies in the stage */
+  for (int32_t i = 0; i < score->ask_lines; i++) {
+    __builtin_prefetch(score->ask + (int64_t)i * CACHE_LINE);
+  }
   for (int half = 0; half < QUIRE_SELECT_KEYS; half += 32) {
     quire_f8 sum[4] = {f8_all(0.0f), f8_all(0.0f), f8_all(0.0f), f8_all(0.0f)};
+    const float *q = score->q, *w = score->w;
     int32_t head = 0;
-    for (; head + 2 <= heads; head += 2) {
-      score_heads(q + (int64_t)head * QUIRE_INDEX_DIM, w + head, 2, stage + half, sum);
+    for (; head + 2 <= score->heads; head += 2) {
+      score_heads(q + (int64_t)head * QUIRE_INDEX_DIM, w + head, 2, score->stage + half, sum);
     }
-    if (head < heads) {
-      score_heads(q + (int64_t)head * QUIRE_INDEX_DIM, w + head, 1, stage + half, sum);
+    if (head < score->heads) {
+      score_heads(q + (int64_t)head * QUIRE_INDEX_DIM, w + head, 1, score->stage + half, sum);
     }
     for (int j = 0; j < 4; j++) {
       f8_store(scores_out + half + j * 8, sum[j]);

@@ -13,14 +13,25 @@
 #define QUIRE_SELECT_KEYS 64                                     /* keys of a stage */
 #define QUIRE_SELECT_STAGE (QUIRE_SELECT_KEYS * QUIRE_INDEX_DIM) /* floats, or half used by pairs of bf16 */
 
+/* One query row against a stage. */
+struct quire_select_score {
+  const float *q; /* heads stages of 128 floats */
+  const float *w; /* [heads] */
+  const float *stage;
+  int32_t heads;
+  bool quantised;
+  int32_t ask_lines;  /* lines of keys to ask for meanwhile, from `ask` on; 0: none */
+  const uint8_t *ask; /* they are loaded into a stage to come */
+};
+
 struct quire_select_isa {
   bool wide; /* lists of topk.h */
   /* keys[i]: stored key of lane i, NULL for none (zeros). */
   void (*stage_keys)(const uint8_t *const *keys, bool quantised, float *stage);
   /* One quantised head of a query, 128 codes, into 128 floats (or half of them). */
   void (*stage_query)(const uint8_t *codes, float *stage);
-  /* scores_out[64] = sum over heads of w * relu(q . k); q: heads stages of 128 floats. */
-  void (*score)(const float *q, const float *w, int32_t heads, const float *stage, bool quantised, float *scores_out);
+  /* scores_out[64] = sum over heads of w * relu(q . k). */
+  void (*score)(const struct quire_select_score *score, float *scores_out);
 };
 
 extern const struct quire_select_isa quire_select_isa_portable;

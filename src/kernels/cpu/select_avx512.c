@@ -11,6 +11,7 @@
 #include "kernels/cpu/lanes_avx512.h"
 
 #define VECTORS (QUIRE_SELECT_KEYS / 16)
+#define CACHE_LINE 64
 #define HEADS 4 /* scored together: 16 chains hide the latency */
 
 /* 16 u32 (pairs of bf16, or f32) from number `block` of a stored key. */
@@ -76,23 +77,30 @@ static void stage_keys(const uint8_t *const *keys, bool quantised, float *stage)
   }
 }
 
+QUIRE_INLINE int steps_of(bool quantised) { return quantised ? QUIRE_INDEX_DIM / 2 : QUIRE_INDEX_DIM; }
+
 static void stage_query(const uint8_t *codes, float *stage) {
   for (int i = 0; i < QUIRE_INDEX_DIM; i += 32) {
     _mm512_storeu_si512((uint16_t *)stage + i, quire_e4m3x32(codes + i));
   }
 }
 
-/* heads (4 or 1) heads against the stage; sum goes on over the heads. Loops over registers have constant bounds: only
- * then do both compilers unroll them and keep the sums in registers. */
-QUIRE_INLINE void score_heads(const float *q, const float *w, int heads, const float *stage, bool quantised,
-                              __m512 *sum) {
+/* heads (4 or 1) heads against the stage; sum goes on over the heads. A step asks for a line from `ask` on (NULL:
+ * none): asked for at once, a stage's lines would wait for one another with nothing computed. Loops over registers
+ * have constant bounds: only then do both compilers unroll them and keep the sums in registers. */
+QUIRE_INLINE void score_heads(const struct quire_select_score *s, int32_t head, int heads, bool quantised,
+                              const uint8_t *ask, __m512 *sum) {
+  const float *q = s->q + (int64_t)head * QUIRE_INDEX_DIM, *w = s->w + head, *stage = s->stage;
   __m512 dot[HEADS * VECTORS];
-  int steps = quantised ? QUIRE_INDEX_DIM / 2 : QUIRE_INDEX_DIM;
+  int steps = steps_of(quantised);
   QUIRE_UNROLL
   for (int j = 0; j < HEADS * VECTORS; j++) {
     dot[j] = _mm512_setzero_ps();
   }
   for (int step = 0; step < steps; step++) {
+    if (ask != NULL) {
+      __builtin_prefetch(ask + step * CACHE_LINE);
+    }
     QUIRE_UNROLL
     for (int j = 0; j < HEADS * VECTORS; j++) {
       if (j < heads * VECTORS) {
@@ -111,20 +119,25 @@ QUIRE_INLINE void score_heads(const float *q, const float *w, int heads, const f
   }
 }
 
-QUIRE_INLINE void score_all(const float *q, const float *w, int32_t heads, const float *stage, bool quantised,
-                            float *scores_out) {
-  QUIRE_DEBUG(heads > 0);
+QUIRE_INLINE void score_all(const struct quire_select_score *s, bool quantised, float *scores_out) {
+  QUIRE_DEBUG(s->heads > 0 && s->ask_lines >= 0);
   __m512 sum[VECTORS];
-  int32_t head = 0;
+  int32_t head = 0, asked = 0, steps = steps_of(quantised);
   QUIRE_UNROLL
   for (int j = 0; j < VECTORS; j++) {
     sum[j] = _mm512_setzero_ps();
   }
-  for (; head + HEADS <= heads; head += HEADS) {
-    score_heads(q + (int64_t)head * QUIRE_INDEX_DIM, w + head, HEADS, stage, quantised, sum);
+  for (; head + HEADS <= s->heads && asked + steps <= s->ask_lines; head += HEADS, asked += steps) {
+    score_heads(s, head, HEADS, quantised, s->ask + (int64_t)asked * CACHE_LINE, sum);
   }
-  for (; head < heads; head++) {
-    score_heads(q + (int64_t)head * QUIRE_INDEX_DIM, w + head, 1, stage, quantised, sum);
+  for (; asked < s->ask_lines; asked++) {
+    __builtin_prefetch(s->ask + (int64_t)asked * CACHE_LINE);
+  }
+  for (; head + HEADS <= s->heads; head += HEADS) {
+    score_heads(s, head, HEADS, quantised, NULL, sum);
+  }
+  for (; head < s->heads; head++) {
+    score_heads(s, head, 1, quantised, NULL, sum);
   }
   QUIRE_UNROLL
   for (int j = 0; j < VECTORS; j++) {
@@ -132,12 +145,11 @@ QUIRE_INLINE void score_all(const float *q, const float *w, int32_t heads, const
   }
 }
 
-static void score(const float *q, const float *w, int32_t heads, const float *stage, bool quantised,
-                  float *scores_out) {
-  if (quantised) {
-    score_all(q, w, heads, stage, true, scores_out);
+static void score(const struct quire_select_score *score, float *scores_out) {
+  if (score->quantised) {
+    score_all(score, true, scores_out);
   } else {
-    score_all(q, w, heads, stage, false, scores_out);
+    score_all(score, false, scores_out);
   }
 }
 
