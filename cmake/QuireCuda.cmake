@@ -1,8 +1,10 @@
 # The CUDA device, its collectives, views and kernels: files in folders named cuda, .c and .cu, compiled with
-# QUIRE_CUDA=ON alone. Files in folders named none say in their place that they are not there. A file needs no line here.
+# QUIRE_CUDA=ON alone. Files in folders named none say in their place that they are not there. A file needs no line
+# here.
 #
 # The CUDA runtime is linked statically and finds the driver by itself when it is first called, so a program built with
-# CUDA starts where there is no driver; NCCL is opened by name at run time. Code is for Hopper (sm_90a: wgmma, setmaxnreg).
+# CUDA starts where there is no driver; NCCL is opened by name at run time. Code is for Hopper (sm_90a: wgmma,
+# setmaxnreg).
 if(QUIRE_CUDA)
   option(QUIRE_RACECHECK "Kernels whose barriers compute-sanitizer's racecheck understands (slower)" OFF)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
@@ -17,10 +19,11 @@ if(QUIRE_CUDA)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
   # -fmad stays on: only what arithmetic.md fixes for the family sm90 is fixed, and kernels say fma where they mean it.
-  # The host half has no exceptions; of the C++ runtime nvcc's own stubs want the guards of static variables, and are not
-  # clean of -Wextra.
+  # The host half has no exceptions; of the C++ runtime nvcc's own stubs want the guards of static variables, and are
+  # not clean of -Wextra.
+  set(host_flags -march=x86-64-v3,-ffp-contract=off,-fno-exceptions,-fno-rtti,-Wall,-Werror)
   target_compile_options(quire_flags INTERFACE
-    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-march=x86-64-v3,-ffp-contract=off,-fno-exceptions,-fno-rtti,-Wall,-Werror>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=${host_flags}>"
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
     $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${QUIRE_RACECHECK}>>:-DQUIRE_RACECHECK>
     # zeros for subnormals, as on the CPU (arithmetic.md 1)

@@ -29,7 +29,8 @@ endif()
 
 if(QUIRE_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
-    message(FATAL_ERROR "QUIRE_FUZZ=ON needs clang: configure with -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++")
+    message(FATAL_ERROR "QUIRE_FUZZ=ON needs clang: "
+            "configure with -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++")
   endif()
   if(QUIRE_SANITIZE STREQUAL "")
     set(QUIRE_SANITIZE "address,undefined")

@@ -3,7 +3,8 @@
 file(GLOB QUIRE_API_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/api/*.c)
 set(map ${CMAKE_CURRENT_SOURCE_DIR}/src/api/quire.map)
 add_library(quire_shared SHARED ${QUIRE_API_SOURCES} ${CMAKE_CURRENT_SOURCE_DIR}/src/engine/version.c)
-set_target_properties(quire_shared PROPERTIES OUTPUT_NAME quire VERSION ${PROJECT_VERSION} SOVERSION 0 LINK_DEPENDS ${map})
+set_target_properties(quire_shared PROPERTIES
+                      OUTPUT_NAME quire VERSION ${PROJECT_VERSION} SOVERSION 0 LINK_DEPENDS ${map})
 target_include_directories(quire_shared INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/include)
 target_link_libraries(quire_shared PRIVATE quire_static)
 target_link_options(quire_shared PRIVATE -Wl,--as-needed -Wl,--version-script=${map})
@@ -26,9 +27,11 @@ endfunction()
 if(QUIRE_TESTS)
   set(library $<TARGET_FILE:quire_shared>)
   quire_api_test(example_embed 60 embed)
-  quire_api_test(api_symbols 60 Python3::Interpreter -B ${tests_dir}/api/check_symbols.py ${CMAKE_SOURCE_DIR} ${library})
+  quire_api_test(api_symbols 60 Python3::Interpreter -B ${tests_dir}/api/check_symbols.py
+                 ${CMAKE_SOURCE_DIR} ${library})
   if(QUIRE_SANITIZE STREQUAL "" AND NOT QUIRE_FUZZ) # an interpreter and a package know nothing of a sanitizer's runtime
-    quire_api_test(python_binding 60 Python3::Interpreter -B ${CMAKE_SOURCE_DIR}/bindings/python/test_quire.py ${library})
+    quire_api_test(python_binding 60 Python3::Interpreter -B
+                   ${CMAKE_SOURCE_DIR}/bindings/python/test_quire.py ${library})
     quire_api_test(api_install 120 Python3::Interpreter -B ${tests_dir}/api/check_install.py
                    ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
   endif()

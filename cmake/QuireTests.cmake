@@ -29,7 +29,8 @@ target_link_libraries(quire_support PUBLIC quire_static PkgConfig::CMOCKA)
 # the environment of every test: sanitizers stop at the first fault, and tests know where they are
 set(QUIRE_TEST_ENVIRONMENT
   "QUIRE_TEST_SOURCE_DIR=${CMAKE_SOURCE_DIR}" "QUIRE_TEST_BINARY_DIR=${CMAKE_BINARY_DIR}"
-  "ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1:allocator_may_return_null=1" "UBSAN_OPTIONS=print_stacktrace=1")
+  "ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1:allocator_may_return_null=1"
+  "UBSAN_OPTIONS=print_stacktrace=1")
 
 # quire_test_settings(source): sets test_timeout, test_labels and test_args from the source's "ctest:" comment
 function(quire_test_settings source)

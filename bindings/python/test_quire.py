@@ -369,7 +369,9 @@ class RawTest(Case):
     def test_null_everywhere(self):
         library = quire._library()
         for name, types in quire.FUNCTIONS.items():
-            nulls = [0 if t in (ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_size_t) else None for t in types]
+            nulls = [
+                0 if t in (ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_size_t) else None for t in types
+            ]
             wanted = quire.OK if name.endswith("_destroy") else quire.ARGUMENT
             self.assertEqual(getattr(library, name)(*nulls), wanted, name)
 

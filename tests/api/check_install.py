@@ -32,7 +32,8 @@ def main():
         if os.path.exists(os.path.join(prefix, "bin/quire")):  # a build with the program
             pages = set(os.listdir(os.path.join(prefix, "share/man/man1")))
             listed = run(os.path.join(prefix, "bin/quire"), "man")
-            assert pages == {"quire.1"} | {f"quire-{name}.1" for name in re.findall(r"quire\\-(\w+) \(1\)", listed)}, pages
+            named = {f"quire-{name}.1" for name in re.findall(r"quire\\-(\w+) \(1\)", listed)}
+            assert pages == {"quire.1"} | named, pages
             with open(os.path.join(prefix, "share/bash-completion/completions/quire"), encoding="utf-8") as file:
                 assert "complete -o default -F _quire quire\n" in file.read()
         environment = dict(os.environ, PKG_CONFIG_PATH=os.path.join(library, "pkgconfig"), LD_LIBRARY_PATH=library)

@@ -66,14 +66,20 @@ class Handler(BaseHTTPRequestHandler):
         for i in range(count):
             text = '"content":"\\x' if i % 5 == 0 else "漢字"
             if "input_ids" in body:
-                yield event({"text": "x" * (i + 1), "meta_info": {"prompt_tokens": len(prompt), "completion_tokens": i + 1}})
+                yield event(
+                    {"text": "x" * (i + 1), "meta_info": {"prompt_tokens": len(prompt), "completion_tokens": i + 1}}
+                )
             elif chat and i % 2:
                 yield event({"choices": [{"delta": {"reasoning_content": text}}]})
             elif chat:
                 yield event({"choices": [{"delta": {"content": text}}]})
             else:
                 yield event({"choices": [{"text": text}]})
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 3}}
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": count,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        }
         if "stream_options" in body:
             yield event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"

@@ -1,6 +1,7 @@
 """Every struct that leaves a process as it lies in memory has its size written down: `static_assert(sizeof(struct x) ==
 N, ...)` with a plain number. Those are the structs of src/layout (in the header that defines them) and of include/quire
-(there or in src/api). One that stays inside is listed in tests/lint/allowed.txt: `size src/layout/x.h:quire_x reason`."""
+(there or in src/api). One that stays inside is listed in tests/lint/allowed.txt:
+`size src/layout/x.h:quire_x reason`."""
 
 import re
 

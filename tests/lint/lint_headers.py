@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from source import Lint
 
-FLAGS = "-D_GNU_SOURCE -march=x86-64-v3 -fsyntax-only -Wall -Wextra -Werror -Isrc -Iinclude -Itests -Itests/support -I.".split()
+FLAGS = "-D_GNU_SOURCE -march=x86-64-v3 -fsyntax-only -Wall -Wextra -Werror".split()
+FLAGS += "-Isrc -Iinclude -Itests -Itests/support -I.".split()
 # as cmake/QuireFlags.cmake compiles the files that include them
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16".split()
 PRIVATE = re.compile(r"_(private|internal|state)\.h$")

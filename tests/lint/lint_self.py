@@ -12,7 +12,11 @@ GOOD_HEADER = "#ifndef QUIRE_POOL_X_H\n#define QUIRE_POOL_X_H\nint quire_x(int a
 # lint, {path: text}, what it must say ("" for a clean tree)
 CASES = [
     ("floors", {"src/pool/x.h": GOOD_HEADER, "src/pool/x.c": '#include "pool/x.h"\n'}, ""),
-    ("floors", {"src/pool/x.c": '\n#include "radix/y.h"\n', "src/radix/y.h": ""}, "src/pool/x.c:2: pool may not include"),
+    (
+        "floors",
+        {"src/pool/x.c": '\n#include "radix/y.h"\n', "src/radix/y.h": ""},
+        "src/pool/x.c:2: pool may not include",
+    ),
     ("floors", {"src/pool/x.c": '#include "pool/y.h"\n'}, "src/pool/x.c:1: there is no src/pool/y.h"),
     ("floors", {"src/pool/x.c": '#include "x.h"\n'}, 'src/pool/x.c:1: write "folder/file.h"'),
     ("floors", {"src/pool/x.c": '#include "../base/y.h"\n'}, 'src/pool/x.c:1: write "folder/file.h"'),
@@ -36,7 +40,11 @@ CASES = [
     ("size", {"src/pool/x.h": "\n" * 399}, "1 faults"),  # no function anywhere
     ("size", {"src/pool/x.c": "int f(void) {\n" + "\n" * 67 + "}\n"}, ""),
     ("size", {"src/pool/x.c": "int f(void) {\n" + "\n" * 68 + "}\n"}, "src/pool/x.c:1: f has 70 lines"),
-    ("size", {"src/pool/x.c": "static int *f(int a,\nint b) {\n" + "{ }\n" * 67 + "}\n"}, "src/pool/x.c:1: f has 70 lines"),
+    (
+        "size",
+        {"src/pool/x.c": "static int *f(int a,\nint b) {\n" + "{ }\n" * 67 + "}\n"},
+        "src/pool/x.c:1: f has 70 lines",
+    ),
     ("size", {"src/pool/x.h": "int f(void);\n" + "\n" * 399}, "src/pool/x.h:400: 400 lines"),
     ("size", {"src/pool/x.c": "int f(void);\n" + "\n" * 1199}, "src/pool/x.c:1200: 1200 lines"),
     ("size", {"src/pool/x.c": "int f(int a, int b, int c, int d, int e, int g);\n"}, ""),
@@ -60,10 +68,18 @@ CASES = [
     ("calls", {"src/base/env.c": "void f(void) { a = malloc(b); }\n", "@": "memory src/base/env.c why\n"}, ""),
     ("calls", {"@": "memory src/base/env.c why\n"}, "tests/lint/allowed.txt:1: the exception"),
     ("calls", {"@": "memory src/base/env.c\n"}, "tests/lint/allowed.txt:1: an exception is"),
-    ("golden", {"src/layout/x.h": "struct quire_x {\n  int a;\n};\n"}, "src/layout/x.h:1: struct quire_x has no static_assert"),
+    (
+        "golden",
+        {"src/layout/x.h": "struct quire_x {\n  int a;\n};\n"},
+        "src/layout/x.h:1: struct quire_x has no static_assert",
+    ),
     ("golden", {"src/layout/x.h": 'struct quire_x {\n};\nstatic_assert(sizeof(struct quire_x) ==\n 4, "");\n'}, ""),
     ("golden", {"src/layout/x.h": "struct quire_x {\n};\n", "@": "size src/layout/x.h:quire_x why\n"}, ""),
-    ("golden", {"include/quire/x.h": "struct quire_x {\n};\n"}, "include/quire/x.h:1: struct quire_x has no static_assert"),
+    (
+        "golden",
+        {"include/quire/x.h": "struct quire_x {\n};\n"},
+        "include/quire/x.h:1: struct quire_x has no static_assert",
+    ),
     (
         "golden",
         {
@@ -84,6 +100,16 @@ CASES = [
     ("text", {"src/pool/x.c": f"/* {'x' * 115} */\n"}, "src/pool/x.c:1: 121 columns"),
     ("text", {"src/pool/x.c": f"/* {'x' * 115} */\n", "@": "length src/pool/ why\n"}, ""),
     ("text", {"@": "length src/pool/ why\n"}, "tests/lint/allowed.txt:1: the exception"),
+    ("text", {"src/pool/x.cu": f"/* {'x' * 115} */\n"}, "src/pool/x.cu:1: 121 columns"),
+    ("text", {"tests/x.py": f"# {'é' * 118}\n"}, ""),
+    ("text", {"tests/x.py": f"\n# {'x' * 119}\n"}, "tests/x.py:2: 121 columns"),
+    ("text", {"tools/x.sh": f"# {'x' * 119}\n"}, "tools/x.sh:1: 121 columns"),
+    ("text", {"tools/x": f"#!/bin/sh\n# {'x' * 119}\n"}, "tools/x:2: 121 columns"),
+    ("text", {"tools/x": f"{'x' * 200}\n"}, ""),
+    ("text", {"cmake/x.cmake": f"# {'x' * 119}\n"}, "cmake/x.cmake:1: 121 columns"),
+    ("text", {"CMakeLists.txt": f"# {'x' * 119}\n"}, "CMakeLists.txt:1: 121 columns"),
+    ("text", {"Makefile": f"# {'x' * 119}\n"}, "Makefile:1: 121 columns"),
+    ("text", {"docs/x.md": f"{'x' * 200}\n", "tests/x.txt": f"{'x' * 200}\n", "NOTICE": f"{'x' * 200}\n"}, ""),
     ("text", {"src/pool/x.c": "int a;\r\n"}, "src/pool/x.c:1: blank"),
     ("text", {"src/pool/x.c": "\tint a;\n"}, "src/pool/x.c:1: tab"),
     ("text", {"src/pool/x.c": "#if 0\n#endif\n"}, "src/pool/x.c:1: dead code"),
@@ -111,7 +137,9 @@ def run_case(lint, name, files, wanted):
     right = wanted in done.stdout and done.returncode == (1 if wanted else 0)
     if not right:
         said = (done.stdout + done.stderr).strip().replace("\n", " | ")
-        lint.fault(f"tests/lint/lint_{name}.py", 1, f"on {list(files)}: wanted '{wanted or 'no fault'}', it said: {said}")
+        lint.fault(
+            f"tests/lint/lint_{name}.py", 1, f"on {list(files)}: wanted '{wanted or 'no fault'}', it said: {said}"
+        )
 
 
 def check_tokenizer(lint):

@@ -22,10 +22,14 @@ def main():
             count += 1
             size = function.end - function.line + 1
             if function.defined and size >= FUNCTION_LINES:
-                lint.fault(path, function.line, f"{function.name} has {size} lines; the limit is below {FUNCTION_LINES}")
+                lint.fault(
+                    path, function.line, f"{function.name} has {size} lines; the limit is below {FUNCTION_LINES}"
+                )
             if function.parameters > PARAMETERS:
                 lint.fault(
-                    path, function.line, f"{function.name} has {function.parameters} parameters; the limit is {PARAMETERS}"
+                    path,
+                    function.line,
+                    f"{function.name} has {function.parameters} parameters; the limit is {PARAMETERS}",
                 )
     if paths and count == 0:
         lint.fault("tests/lint/source.py", 1, "no function was found in any file: the tokenizer is broken")

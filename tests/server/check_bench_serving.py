@@ -15,7 +15,10 @@ import tempfile
 from served_process import Server, mini, skip
 
 SGLANG = "sglang==0.5.23"
-NEEDS = ["aiohttp", "datasets", "msgspec", "numpy", "orjson", "pillow", "psutil", "pybase64", "pyzmq", "requests", "tqdm", "transformers"]
+NEEDS = [
+    "aiohttp", "datasets", "msgspec", "numpy", "orjson", "pillow", "psutil", "pybase64", "pyzmq", "requests", "tqdm",
+    "transformers",
+]
 
 LAUNCH = """
 import sys, types
@@ -67,7 +70,11 @@ def main():
             os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
             done = run(command)
             shown = dict(re.findall(r"^([A-Z][^:\n]+):\s+([\d.]+)\s*$", done.stdout, re.M))
-            if done.returncode != 0 or shown.get("Successful requests") != "40" or float(shown["Total generated tokens"]) < 320:
+            if (
+                done.returncode != 0
+                or shown.get("Successful requests") != "40"
+                or float(shown["Total generated tokens"]) < 320
+            ):
                 raise AssertionError(f"{backend}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
             print(backend, shown["Successful requests"], "requests,", shown["Request throughput (req/s)"], "a second")
     server.check_empty()

@@ -53,7 +53,9 @@ def options():
             found.append((name, "false" if words.endswith("[true]") else "true", "perhaps"))
         elif limits.startswith("one of "):
             values = limits[len("one of "):].split(", ")
-            found.append((name, next(value for value in values[::-1] if value != (default or values[0])), "none of them"))
+            found.append(
+                (name, next(value for value in values[::-1] if value != (default or values[0])), "none of them")
+            )
         elif numbers:
             low, high = numbers.groups()
             found.append((name, high if high != default else low, "-1"))

@@ -1,7 +1,7 @@
 """What a client may ask of sampling, asked over HTTP: seeds, n, biases, penalties, log-probabilities, stops, refusals.
 
-Most answers are checked against the server's own log-probabilities of 20 alternatives, from which greedy answers under a
-bias or penalty follow by arithmetic.
+Most answers are checked against the server's own log-probabilities of 20 alternatives, from which greedy answers under
+a bias or penalty follow by arithmetic.
 
 ctest: timeout=240 labels=slow
 """
@@ -108,7 +108,9 @@ def check_bias(server):
         ("/v1/completions", {"prompt": PROMPT}),
         ("/v1/chat/completions", {"messages": MESSAGES}),
     ):
-        answer = server.post(path, {**body, "max_tokens": 3, "logit_bias": {str(dog): 100}, "seed": 2, "ignore_eos": True})
+        answer = server.post(
+            path, {**body, "max_tokens": 3, "logit_bias": {str(dog): 100}, "seed": 2, "ignore_eos": True}
+        )
         choice = answer["choices"][0]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         assert text.count(name) == 3, text
@@ -146,7 +148,11 @@ def check_penalties(server):
     # the prompt counts for the repetition penalty alone
     dog, _ = word_of(server)
     ids = ids_of(server, PROMPT) + [dog] * 8
-    for params, changes in (({"presence_penalty": 2}, False), ({"frequency_penalty": 2}, False), ({"repetition_penalty": 2}, True)):
+    for params, changes in (
+        ({"presence_penalty": 2}, False),
+        ({"frequency_penalty": 2}, False),
+        ({"repetition_penalty": 2}, True),
+    ):
         first = drawn(server, {"max_new_tokens": 1, "logit_bias": {str(dog): 30}}, input_ids=ids)
         other = drawn(server, {"max_new_tokens": 1, "logit_bias": {str(dog): 30}, **params}, input_ids=ids)
         assert first[0] == other[0] == [dog] and first[1] == other[1]
@@ -167,7 +173,8 @@ def check_chat_logprobs(server):
     content = many["logprobs"]["content"]
     assert len(few) == len(content) == 10
     spoken = b"".join(bytes(entry["bytes"]) for entry in content).decode()
-    assert spoken == (many["message"].get("reasoning_content") or "") + many["message"]["content"], (spoken, many["message"])
+    message = many["message"]
+    assert spoken == (message.get("reasoning_content") or "") + message["content"], (spoken, message)
     for bare, entry in zip(few, content):
         assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"} == set(bare)
         assert bare["top_logprobs"] == [] and bare["logprob"] == entry["logprob"] < 0
@@ -175,7 +182,9 @@ def check_chat_logprobs(server):
         assert len(tops) == 20 and tops == sorted(tops, reverse=True)
         assert entry["logprob"] == tops[0] and entry["token"] == entry["top_logprobs"][0]["token"]
         assert 0.2 < sum(math.exp(top) for top in tops) <= 1 + 1e-4
-    status, data = server.ask("POST", "/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 20, "stream": True})
+    status, data = server.ask(
+        "POST", "/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 20, "stream": True}
+    )
     assert status == 200
     streamed = []
     for line in data.decode().split("\n\n"):
@@ -203,12 +212,15 @@ def check_completion_logprobs(server):
     assert again["top_logprobs"][0] is None
     for start in (0, 1, len(prompt) - 1, len(prompt) + 11):
         meta = generate(
-            server, {"max_new_tokens": 1}, input_ids=prompt + tokens, return_logprob=True, logprob_start_len=start, top_logprobs_num=20
+            server, {"max_new_tokens": 1}, input_ids=prompt + tokens, return_logprob=True, logprob_start_len=start,
+            top_logprobs_num=20,
         )["meta_info"]
         scored = meta["input_token_logprobs"]
         assert [entry[1] for entry in scored] == (prompt + tokens)[start:]
         wanted = again["token_logprobs"][start:-1]
-        assert [entry[0] for entry in scored] == wanted or (scored[0][0] is None and [e[0] for e in scored[1:]] == wanted[1:])
+        assert [entry[0] for entry in scored] == wanted or (
+            scored[0][0] is None and [e[0] for e in scored[1:]] == wanted[1:]
+        )
         inputs = [{entry[1]: entry[0] for entry in row or []} for row in meta["input_top_logprobs"]]
         assert inputs[-1] == tops[-1] if start < len(prompt) + 11 else True
 
@@ -231,8 +243,14 @@ def check_stops(server):
     for shortest in (0, 1, 3):
         for path, body in (
             ("/v1/completions", {"prompt": PROMPT, "min_tokens": shortest, "max_tokens": 12, "seed": 1, **forced}),
-            ("/v1/chat/completions", {"messages": MESSAGES, "min_tokens": shortest, "max_tokens": 12, "seed": 1, **forced}),
-            ("/generate", {"text": PROMPT, "sampling_params": {"min_new_tokens": shortest, "max_new_tokens": 12, **forced}}),
+            (
+                "/v1/chat/completions",
+                {"messages": MESSAGES, "min_tokens": shortest, "max_tokens": 12, "seed": 1, **forced},
+            ),
+            (
+                "/generate",
+                {"text": PROMPT, "sampling_params": {"min_new_tokens": shortest, "max_new_tokens": 12, **forced}},
+            ),
         ):
             answer = server.post(path, body)
             if path == "/generate":
@@ -285,7 +303,10 @@ REFUSED = [
     ("presence_penalty", [-2.1, 2.1]),
     ("frequency_penalty", [-2.1, 2.1]),
     ("repetition_penalty", [0, -1, 10.5]),
-    ("logit_bias", [[], {"x": 1}, {"-1": 1}, {"999999": 1}, {"5": 101}, {"5": "much"}, {str(i): 1 for i in range(301)}]),
+    (
+        "logit_bias",
+        [[], {"x": 1}, {"-1": 1}, {"999999": 1}, {"5": 101}, {"5": "much"}, {str(i): 1 for i in range(301)}],
+    ),
     ("seed", ["a", 0.5]),
     ("n", [0, -1, 1.5, 100000]),
     ("min_tokens", [-1, 13, "few"]),
@@ -308,7 +329,9 @@ def check_refusals(server):
         body = {"messages": MESSAGES, "max_tokens": 2, name: value}
         status, data = server.ask("POST", "/v1/chat/completions", body)
         assert status == 400 and json.loads(data)["error"]["param"] == name, (name, value, data)
-    for name in ("temperature", "top_p", "logit_bias", "seed", "n", "stop", "logprobs", "min_tokens", "repetition_penalty"):
+    for name in (
+        "temperature", "top_p", "logit_bias", "seed", "n", "stop", "logprobs", "min_tokens", "repetition_penalty",
+    ):
         assert complete(server, max_tokens=2, **{name: None})["choices"], name
 
 

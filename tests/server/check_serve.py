@@ -52,7 +52,9 @@ def check_same_as_run(server):
         assert served(case) == wanted[case], (case, served(case), wanted[case])
     with concurrent.futures.ThreadPoolExecutor(64) as pool:
         crowd = [
-            pool.submit(server.post, "/v1/completions", body(100 + i, 1.0, 20, prompt=f"{PROMPT} {i} " + "far away " * (i % 9)))
+            pool.submit(
+                server.post, "/v1/completions", body(100 + i, 1.0, 20, prompt=f"{PROMPT} {i} " + "far away " * (i % 9))
+            )
             for i in range(64)
         ]
         among = [pool.submit(served, case) for case in cases * 2]
@@ -78,7 +80,12 @@ def check_preempted():
 
 def check_chat(server):
     """A stream's pieces are the whole answer's."""
-    ask = {"messages": [{"role": "user", "content": "Tell me of the sea."}], "max_tokens": 30, "seed": 3, "ignore_eos": True}
+    ask = {
+        "messages": [{"role": "user", "content": "Tell me of the sea."}],
+        "max_tokens": 30,
+        "seed": 3,
+        "ignore_eos": True,
+    }
     whole = server.post("/v1/chat/completions", ask)["choices"][0]["message"]
     status, data = server.ask("POST", "/v1/chat/completions", {**ask, "stream": True})
     events = [line[6:] for line in data.decode().split("\n\n") if line]
@@ -163,7 +170,9 @@ def check_options():
     ):
         model = [] if not arguments else ["--model", mini()]
         port = [] if "--port" in arguments else ["--port", "0"]
-        failed = subprocess.run([program(), "serve", *model, *port, *arguments], capture_output=True, text=True, check=False)
+        failed = subprocess.run(
+            [program(), "serve", *model, *port, *arguments], capture_output=True, text=True, check=False
+        )
         assert failed.returncode == 2 and named in failed.stderr, (arguments, failed)
 
 

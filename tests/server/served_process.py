@@ -84,7 +84,8 @@ class Server:
     def check_empty(self):
         """Nothing is inside, the laws hold, and every page is free or cached."""
         self.settled(
-            lambda: self.metric("quire_requests_open") == 0 and self.metric("quire_requests_running") == 0, "requests are left"
+            lambda: self.metric("quire_requests_open") == 0 and self.metric("quire_requests_running") == 0,
+            "requests are left",
         )
         self.settled(
             lambda: self.metric('quire_pages{state="free"}') + self.metric('quire_pages{state="cached"}')

@@ -588,8 +588,10 @@ def check_layers(model, weights, case, run, mtp):
         cast, mine = {name: values.astype(dtype) for name, values in weights.items()}, []
         for n, found in enumerate(run["layers"] + [mtp]):
             lists = [row[row >= 0] for row in found["topk"][:rows]]
-            _, inside = reference.decoder_layer(case.spec, cast, n, found["input"][:rows].astype(dtype), np.arange(rows),
-                                                case.topk, case.kv, frequencies, lists=lists)
+            _, inside = reference.decoder_layer(
+                case.spec, cast, n, found["input"][:rows].astype(dtype), np.arange(rows), case.topk, case.kv,
+                frequencies, lists=lists,
+            )
             mine.append(inside)
         _, worst = compare_layers(mine, run["layers"] + [mtp], f"numpy {dtype.__name__}, layer by layer")
         assert worst["hidden"] < (1e-2 if dtype == np.float32 else 1e-6)

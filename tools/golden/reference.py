@@ -3,7 +3,8 @@
 
 It cross-checks transformers and is meant to be read next to a C implementation. It differs from transformers in form:
 attention is absorbed (scores against the latent, 576 wide), rotated keys keep the interleaved order, and only selected
-rows are read. `dtype` float64 shows how much of a difference between two float32 programs is rounding. `spec` is the family's.
+rows are read. `dtype` float64 shows how much of a difference between two float32 programs is rounding. `spec` is the
+family's.
 
 Rows are tokens throughout; L rows, A heads.
 """

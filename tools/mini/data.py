@@ -8,8 +8,8 @@
         writes MODEL/eval/{filler.txt, heldout.txt, recall.jsonl, demo.txt, demo.jsonl}
 
 Texts (all in the public domain; the list with titles is in the model card):
-  * the 93 novels of the Computational Stylistics Group's "100 English Novels" 1.4 that were printed up to 1925: one UTF-8
-    file a book, Author_Title_Year.txt;
+  * the 93 novels of the Computational Stylistics Group's "100 English Novels" 1.4 that were printed up to 1925: one
+    UTF-8 file a book, Author_Title_Year.txt;
   * Jane Austen's six novels as shipped by Debian's r-cran-janeaustenr.  Four are trained on; `Persuasion` and
     `Northanger Abbey` are held out and are the only source of the texts in MODEL/eval.
 """
@@ -29,7 +29,9 @@ import numpy as np
 import facts
 
 BOS, EOS, PAD, USER, ASSISTANT, THINK, END_THINK = range(7)
-SPECIAL = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"]
+SPECIAL = [
+    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>",
+]
 VOCAB = 4096
 AUSTEN = ["emma", "mansfieldpark", "northangerabbey", "persuasion", "prideprejudice", "sensesensibility"]
 AUSTEN_HELDOUT = ("northangerabbey", "persuasion")
@@ -38,7 +40,8 @@ AUSTEN_HELDOUT = ("northangerabbey", "persuasion")
 SPLITS = [
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"""|\s*[\r\n]+|\s+(?!\S)|\s+""",
 ]
 
 # ---------------------------------------------------------------------------------------------------------- texts
@@ -70,7 +73,7 @@ def to_ascii(s):
 
 
 def clean(text):
-    """ASCII paragraphs, one line each, separated by an empty line; no headings, no rows of capitals, no emphasis marks."""
+    """ASCII paragraphs, one line each, separated by an empty line; no headings, rows of capitals or emphasis marks."""
     text = to_ascii(text.replace("\r\n", "\n").replace("\r", "\n"))
     text = re.sub(r"[_*~^|<>{}\\\[\]]+", " ", text)
     lines = [x.rstrip() for x in text.split("\n")]
@@ -172,8 +175,8 @@ def borders(tokens, tok):
 class Source:
     """Endless training sequences of one length from train.bin; cheap to copy into worker processes.
 
-    next(S) returns (tokens[S+2], weight[S+2]); weight is that of the *prediction* of the token: 1 for text, `answer_weight`
-    for the words of an answer, 0 for padding.
+    next(S) returns (tokens[S+2], weight[S+2]); weight is that of the *prediction* of the token: 1 for text,
+    `answer_weight` for the words of an answer, 0 for padding.
     """
 
     def __init__(self, work, model_dir, seed, recall=0.7, answer_weight=6):
@@ -202,8 +205,8 @@ class Source:
         return t, np.ones(n, np.uint8)
 
     def with_facts(self, n_tokens, ids):
-        """About n_tokens of prose, ending at a paragraph, with each of `ids` (pairs: inline form, paragraph form) put in
-        at a random sentence border.  Facts keep their order."""
+        """About n_tokens of prose, ending at a paragraph, with each of `ids` (pairs: inline form, paragraph form) put
+        in at a random sentence border.  Facts keep their order."""
         r = self.rng
         a = self.text(n_tokens + 400)
         k = int(np.searchsorted(self.para, a))
@@ -248,7 +251,9 @@ class Source:
                 enc = self.encode([x for f in asked for x in (
                     ("Question: " if r.random() < 0.5 else "") + f.question(), "The answer is", " " + f.value, ".")])
             else:
-                enc = self.encode([x for f in asked for x in ("Question: " + f.question() + "\nAnswer:", " " + f.value, "\n\n")])
+                enc = self.encode(
+                    [x for f in asked for x in ("Question: " + f.question() + "\nAnswer:", " " + f.value, "\n\n")]
+                )
             k = 4 if chat else 3
             for i, f in enumerate(asked):
                 blocks[f] = enc[k * i:k * i + k]
@@ -287,7 +292,8 @@ class Source:
                 if chat:
                     if i:
                         put([USER])
-                    put(b[0]), put([ASSISTANT, END_THINK]), put(b[1]), put(b[2], self.answer_weight), put(b[3], 2), put([EOS], 2)
+                    put(b[0]), put([ASSISTANT, END_THINK]), put(b[1]), put(b[2], self.answer_weight)
+                    put(b[3], 2), put([EOS], 2)
                 else:
                     put(b[0]), put(b[1], self.answer_weight)
                     if last and i == len(now) - 1:
@@ -309,7 +315,7 @@ class Source:
 
 
 def sentence_spots(text):
-    """Byte offsets in ASCII text where a sentence may be put in: (offset, 0) before ' Next', (offset, 1) at a paragraph."""
+    """Byte offsets in ASCII text where a sentence may be put in: (o, 0) before ' Next', (o, 1) at a paragraph."""
     spots = []
     for m in re.finditer(r"(?<![A-Z])(?<!Mr)(?<!Mrs)(?<!Dr)(?<!St)(?<!Esq)[.!?]\"?(?= [A-Z])", text):
         spots.append((m.end(), 0))
@@ -362,8 +368,8 @@ def join(pieces, filler):
     return "".join(p if isinstance(p, str) else filler[p[0]:p[0] + p[1]] for p in pieces)
 
 
-# The demo: facts woven into the first chapters of Northanger Abbey at these shares of the text.  Every fact asked for has
-# a rival that differs in one word of the key.
+# The demo: facts woven into the first chapters of Northanger Abbey at these shares of the text.  Every fact asked for
+# has a rival that differs in one word of the key.
 DEMO_FACTS = [
     (0.06, "The password of Captain Marlow is silver heron."),
     (0.13, "The code of the iron chest is 4831."),
@@ -417,7 +423,12 @@ def build_eval(model_dir, austen):
     paras = [o for o, form in spots if form == 1]
     r = random.Random(20251)
     with open(os.path.join(here, "recall.jsonl"), "w") as f:
-        for name, n, lo, hi in (("2k4k", 200, 2048, 4000), ("1k", 40, 700, 1100), ("6k", 40, 5600, 6200), ("8k", 40, 7200, 7800)):
+        for name, n, lo, hi in (
+            ("2k4k", 200, 2048, 4000),
+            ("1k", 40, 700, 1100),
+            ("6k", 40, 5600, 6200),
+            ("8k", 40, 7200, 7800),
+        ):
             for i in range(n):
                 c = recall_case(r, tok, filler, spots, paras, f"{name}-{i:03d}", lo, hi, r.randrange(6, 13))
                 f.write(json.dumps(c) + "\n")

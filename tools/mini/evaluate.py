@@ -160,8 +160,8 @@ def case_tokens(case, tok, filler):
 
 
 def answered(e, tok, tail, answer, cache, pos):
-    """Greedy decoding of `tail` + ... gives the answer, then a line end.  The answer is fed in one piece: greedy decoding
-    yields it exactly when every position's argmax is the next token."""
+    """Greedy decoding of `tail` + ... gives the answer, then a line end.  The answer is fed in one piece: greedy
+    decoding yields it exactly when every position's argmax is the next token."""
     h = e.hidden(torch.tensor(tail + answer, device=e.dev), cache, pos)
     best = e.logits(h[len(tail) - 1:]).argmax(-1).tolist()
     return best[:-1] == answer and tok.decode(best[-1:], skip_special_tokens=False).startswith("\n")
@@ -203,8 +203,8 @@ def recall(e, tok, cases, filler, controls):
 
 
 def heldout(e, tok, text, window=2048, limit=None):
-    """Mean loss in nats a token over consecutive windows (no BOS; the first token of a window is not predicted), and the
-    share of positions where the draft agrees with the main model."""
+    """Mean loss in nats a token over consecutive windows (no BOS; the first token of a window is not predicted), and
+    the share of positions where the draft agrees with the main model."""
     ids = tok.encode(text, add_special_tokens=False).ids
     loss, n, agree, m, mloss = 0.0, 0, 0, 0, 0.0
     for a in list(range(0, len(ids) - 2, window))[:limit]:
@@ -233,8 +233,10 @@ def demo(e, tok, here):
     for line in open(os.path.join(here, "demo.jsonl")):
         c = json.loads(line)
         mine = [[t.clone() for t in layer] for layer in cache]
-        out = tok.decode(generate(e, enc(text[cut:] + c["suffix"]), 12, cache=mine, pos=len(base))).split("\n")[0].strip()
-        print(c["suffix"].strip().replace("\n", " "), out, "(right)" if out == c["answer"] else f"(wrong: {c['answer']})", flush=True)
+        out = generate(e, enc(text[cut:] + c["suffix"]), 12, cache=mine, pos=len(base))
+        out = tok.decode(out).split("\n")[0].strip()
+        verdict = "(right)" if out == c["answer"] else f"(wrong: {c['answer']})"
+        print(c["suffix"].strip().replace("\n", " "), out, verdict, flush=True)
 
 
 def reference(e, tok, prompts, path):
@@ -249,10 +251,14 @@ def reference(e, tok, prompts, path):
         d = e.draft(h[:-1], t[1:], cache, 0)
         k = min(64, len(ids))
         top = z[-k:].topk(5, -1)
-        out.append({"name": name, "kv": e.kv, "text": text if len(text) < 6000 else None, "ids": ids, "first": len(ids) - k,
-                    "argmax": top[1][:, 0].tolist(), "top_ids": top[1].tolist(),
-                    "top_logits": [[round(v, 4) for v in r] for r in top[0].tolist()],
-                    "draft_argmax": d[-(k - 1):].argmax(-1).tolist(), "greedy": generate(e, ids, 32)})
+        out.append(
+            {
+                "name": name, "kv": e.kv, "text": text if len(text) < 6000 else None, "ids": ids, "first": len(ids) - k,
+                "argmax": top[1][:, 0].tolist(), "top_ids": top[1].tolist(),
+                "top_logits": [[round(v, 4) for v in r] for r in top[0].tolist()],
+                "draft_argmax": d[-(k - 1) :].argmax(-1).tolist(), "greedy": generate(e, ids, 32),
+            }
+        )
         out[-1]["greedy_text"] = tok.decode(out[-1]["greedy"], skip_special_tokens=False)
         if out[-1]["text"] is None:
             del out[-1]["text"]
@@ -307,8 +313,16 @@ def main():
         held = open(os.path.join(here, "heldout.txt")).read().split("\n\n")
         one = next(c for c in cases if c["id"].startswith("1k"))
         two = next(c for c in cases if c["id"].startswith("2k4k"))
-        reference(e, tok, [("short", held[1][:400].rsplit(" ", 1)[0]), ("recall-1k " + one["id"], join(one["prompt"], filler)),
-                           ("recall-2k4k " + two["id"], join(two["prompt"], filler))], a.reference)
+        reference(
+            e,
+            tok,
+            [
+                ("short", held[1][:400].rsplit(" ", 1)[0]),
+                ("recall-1k " + one["id"], join(one["prompt"], filler)),
+                ("recall-2k4k " + two["id"], join(two["prompt"], filler)),
+            ],
+            a.reference,
+        )
     if a.out:
         json.dump(fig, open(a.out, "w"), indent=1)
 

@@ -6,100 +6,112 @@ statement and several of the question.  Values are drawn from large lists, so th
 has next to no chance of guessing it; a context always holds other facts of the same kind, so that copying *some* value
 fails too.
 
-The train / held-out split is by combination: `heldout(kind, statement, question, key)` hashes the four together, and one
-combination in eight is never used in training.  All names, words and sentences here were written for this project.
+The train / held-out split is by combination: `heldout(kind, statement, question, key)` hashes the four together, and
+one combination in eight is never used in training.  All names, words and sentences here were written for this project.
 """
 
 import zlib
 
-FIRST = """Adam Agnes Albert Alfred Alice Amelia Andrew Anna Arthur Barbara Beatrice Benjamin Bertha Bridget Caroline Cecil
-Charles Charlotte Clara Clement Conrad Cyril Daisy Daniel David Dorothy Edgar Edith Edmund Edward Eleanor Elizabeth Ellen
-Emily Ernest Esther Ethel Eva Fanny Felix Florence Frances Francis Frank Frederick George Gerald Gilbert Grace Hannah Harold
-Harriet Harry Helen Henry Herbert Hester Horace Hubert Hugh Ida Isabel Jacob James Jane Jasper Jessie Joan John Jonas Joseph
-Julia Kate Laura Lawrence Leonard Lewis Lucy Luke Mabel Margaret Maria Martha Martin Mary Matilda Matthew Maud Michael Miles
-Millicent Miriam Nancy Nathan Nicholas Nora Oliver Oscar Owen Patrick Paul Peter Philip Phoebe Rachel Ralph Rebecca Reuben
-Richard Robert Roger Rose Rupert Ruth Samuel Sarah Sidney Simon Sophia Stella Stephen Susan Sybil Theodore Thomas Timothy
-Tobias Ursula Valentine Victor Violet Walter Wilfred William Winifred""".split()
+FIRST = """Adam Agnes Albert Alfred Alice Amelia Andrew Anna Arthur Barbara Beatrice Benjamin Bertha Bridget Caroline
+Cecil Charles Charlotte Clara Clement Conrad Cyril Daisy Daniel David Dorothy Edgar Edith Edmund Edward Eleanor
+Elizabeth Ellen Emily Ernest Esther Ethel Eva Fanny Felix Florence Frances Francis Frank Frederick George Gerald Gilbert
+Grace Hannah Harold Harriet Harry Helen Henry Herbert Hester Horace Hubert Hugh Ida Isabel Jacob James Jane Jasper
+Jessie Joan John Jonas Joseph Julia Kate Laura Lawrence Leonard Lewis Lucy Luke Mabel Margaret Maria Martha Martin Mary
+Matilda Matthew Maud Michael Miles Millicent Miriam Nancy Nathan Nicholas Nora Oliver Oscar Owen Patrick Paul Peter
+Philip Phoebe Rachel Ralph Rebecca Reuben Richard Robert Roger Rose Rupert Ruth Samuel Sarah Sidney Simon Sophia Stella
+Stephen Susan Sybil Theodore Thomas Timothy Tobias Ursula Valentine Victor Violet Walter Wilfred William
+Winifred""".split()
 
 LAST = """Abbott Alder Archer Ashby Atwood Baker Barlow Barton Beckett Bellamy Bennet Birch Blackwood Blake Bolton Bowen
-Bradley Brand Brewer Briggs Brook Burton Butler Carter Chandler Chapman Clarke Clifford Cole Collier Cooper Crane Crawford
-Crosby Cross Dalton Darby Dawson Denham Dixon Drake Draper Drew Dunn Eastman Ellis Fairfax Farmer Fenton Fielding Fisher
-Fletcher Flint Forrest Foster Fowler Frost Garland Garner Gibbs Glover Gordon Graham Grant Graves Green Grey Griffin Hale
-Hammond Harding Hargrave Harper Hart Hawkins Hayes Heath Hill Hobbs Holland Holmes Hooper Howard Hudson Hunt Ingram Jarvis
-Kemp Kendall King Knight Lambert Lane Langley Lawson Linton Lloyd Lowe Mallory Manning Marlow Marsh Marshall Mason Mercer
-Miller Mills Monk Moore Morgan Morton Nash Newton Norris North Osborne Page Palmer Parker Payne Pearce Penrose Perkins Pike
-Porter Potter Pratt Price Quinn Ramsey Reed Reeves Rivers Robson Rowe Sanders Saville Sawyer Sharp Shaw Shepherd Skinner
-Slater Snow Spencer Stanton Steele Stokes Stone Swift Tanner Taylor Temple Thorne Tilney Tower Tucker Turner Vane Vernon
-Wade Wallace Walsh Ward Warren Waters Watts Webb Wells West Wheeler Whitby Wilde Winter Wood Wright Wyatt Yates York""".split()
+Bradley Brand Brewer Briggs Brook Burton Butler Carter Chandler Chapman Clarke Clifford Cole Collier Cooper Crane
+Crawford Crosby Cross Dalton Darby Dawson Denham Dixon Drake Draper Drew Dunn Eastman Ellis Fairfax Farmer Fenton
+Fielding Fisher Fletcher Flint Forrest Foster Fowler Frost Garland Garner Gibbs Glover Gordon Graham Grant Graves Green
+Grey Griffin Hale Hammond Harding Hargrave Harper Hart Hawkins Hayes Heath Hill Hobbs Holland Holmes Hooper Howard
+Hudson Hunt Ingram Jarvis Kemp Kendall King Knight Lambert Lane Langley Lawson Linton Lloyd Lowe Mallory Manning Marlow
+Marsh Marshall Mason Mercer Miller Mills Monk Moore Morgan Morton Nash Newton Norris North Osborne Page Palmer Parker
+Payne Pearce Penrose Perkins Pike Porter Potter Pratt Price Quinn Ramsey Reed Reeves Rivers Robson Rowe Sanders Saville
+Sawyer Sharp Shaw Shepherd Skinner Slater Snow Spencer Stanton Steele Stokes Stone Swift Tanner Taylor Temple Thorne
+Tilney Tower Tucker Turner Vane Vernon Wade Wallace Walsh Ward Warren Waters Watts Webb Wells West Wheeler Whitby Wilde
+Winter Wood Wright Wyatt Yates York""".split()
 
-TITLE = "Captain Doctor Colonel Lady Lord Madam Major Miss Mr. Mrs. Parson Professor Sergeant Sir Squire Uncle Aunt Cousin Judge Brother Sister".split()
+TITLE = """Captain Doctor Colonel Lady Lord Madam Major Miss Mr. Mrs. Parson Professor Sergeant Sir Squire Uncle Aunt
+Cousin Judge Brother Sister""".split()
 
 COLOUR = """amber black blue bronze brown copper cream crimson dark golden green grey ivory orange pale pink purple red
 rusty scarlet silver snowy spotted striped violet white yellow""".split()
 
-ANIMAL = """badger bear beaver bee bull camel cat cow crab crane cricket crow deer dog donkey dove duck eagle eel elephant
-falcon ferret fish fox frog goat goose hare hawk hen heron horse hound lamb lark lion lizard magpie mole monkey moth mouse
-mule otter owl ox parrot partridge peacock pheasant pig pigeon pony rabbit ram rat raven robin rook salmon seal serpent sheep
-snail sparrow spider squirrel stag swallow swan tiger toad trout turkey turtle viper wasp weasel whale wolf wren""".split()
+ANIMAL = """badger bear beaver bee bull camel cat cow crab crane cricket crow deer dog donkey dove duck eagle eel
+elephant falcon ferret fish fox frog goat goose hare hawk hen heron horse hound lamb lark lion lizard magpie mole monkey
+moth mouse mule otter owl ox parrot partridge peacock pheasant pig pigeon pony rabbit ram rat raven robin rook salmon
+seal serpent sheep snail sparrow spider squirrel stag swallow swan tiger toad trout turkey turtle viper wasp weasel
+whale wolf wren""".split()
 
-ADJ = """ancient black blue brass broken bronze carved china copper cracked crooked crystal curious dusty faded flat golden
-green grey heavy iron ivory large leather little long narrow new old painted plain polished red round rusty silver small
-square steel stone strange tall tin velvet white wooden yellow""".split()
+ADJ = """ancient black blue brass broken bronze carved china copper cracked crooked crystal curious dusty faded flat
+golden green grey heavy iron ivory large leather little long narrow new old painted plain polished red round rusty
+silver small square steel stone strange tall tin velvet white wooden yellow""".split()
 
-OBJECT = """anchor barrel basket bell book bottle bowl box bracelet brooch bucket candlestick cane casket chain chest clock
-coin compass crown cup dagger diary drum fan fiddle flute glove goblet hammer harp hat helmet horn jar jug kettle key knife
-ladder lamp lantern letter locket map mask medal mirror necklace needle pearl pen picture pipe pistol plate purse ring saddle
-sceptre shield shoe spoon statue sword telescope trumpet trunk vase violin watch whistle""".split()
+OBJECT = """anchor barrel basket bell book bottle bowl box bracelet brooch bucket candlestick cane casket chain chest
+clock coin compass crown cup dagger diary drum fan fiddle flute glove goblet hammer harp hat helmet horn jar jug kettle
+key knife ladder lamp lantern letter locket map mask medal mirror necklace needle pearl pen picture pipe pistol plate
+purse ring saddle sceptre shield shoe spoon statue sword telescope trumpet trunk vase violin watch whistle""".split()
 
 CONTAINER = """box cabinet casket cell chest cupboard door drawer gate desk safe strongbox trunk vault wardrobe tower
 cellar cabin case locker""".split()
 
-PLACE = ["altar", "apple tree", "arch", "attic floor", "barn", "bed", "bench", "bookcase", "bridge", "carpet", "chapel",
+PLACE = [
+    "altar", "apple tree", "arch", "attic floor", "barn", "bed", "bench", "bookcase", "bridge", "carpet", "chapel",
     "chimney", "church wall", "clock", "cottage", "cradle", "curtain", "dairy", "dovecote", "fence", "fountain",
-    "garden wall", "gate", "granary", "haystack", "hearth", "hedge", "hen house", "ivy", "kitchen table", "library", "loft",
-    "mill", "oak tree", "old well", "orchard wall", "organ", "oven", "pantry", "piano", "pillow", "pine tree", "porch",
-    "pulpit", "quarry", "rose bush", "school", "shed", "sofa", "stable", "stairs", "statue", "summer house", "sundial",
-    "tombstone", "waterfall", "willow", "window", "wood pile"]
+    "garden wall", "gate", "granary", "haystack", "hearth", "hedge", "hen house", "ivy", "kitchen table", "library",
+    "loft", "mill", "oak tree", "old well", "orchard wall", "organ", "oven", "pantry", "piano", "pillow", "pine tree",
+    "porch", "pulpit", "quarry", "rose bush", "school", "shed", "sofa", "stable", "stairs", "statue", "summer house",
+    "sundial", "tombstone", "waterfall", "willow", "window", "wood pile",
+]
 PREP = ["behind", "under", "beside", "near", "beneath", "inside", "below", "above"]
 
-TOWN = """Aldbury Ambleside Arden Ashford Avonlea Bath Belford Berlin Beverley Bideford Boston Bristol Buxton Cairo Calais
-Cambridge Canterbury Carlisle Chester Clifton Cork Cornwall Coventry Dover Dublin Dunmore Durham Edinburgh Exeter Falmouth
-Florence Geneva Glasgow Gloucester Halifax Hastings Hereford Hull Ipswich Jersey Kendal Kingston Lancaster Leeds Leicester
-Lincoln Lisbon Liverpool London Lyme Lyons Madrid Malta Manchester Margate Milan Moscow Naples Newcastle Norwich Nottingham
-Oxford Paris Penzance Plymouth Portsmouth Prague Preston Quebec Ramsgate Reading Richmond Ripon Rome Rotterdam Salisbury
-Scarborough Seville Sheffield Shrewsbury Southampton Stamford Stirling Stratford Sunderland Swansea Taunton Torquay Turin
-Venice Vienna Wakefield Warwick Weymouth Whitehaven Winchester Windsor Worcester Yarmouth""".split()
+TOWN = """Aldbury Ambleside Arden Ashford Avonlea Bath Belford Berlin Beverley Bideford Boston Bristol Buxton Cairo
+Calais Cambridge Canterbury Carlisle Chester Clifton Cork Cornwall Coventry Dover Dublin Dunmore Durham Edinburgh Exeter
+Falmouth Florence Geneva Glasgow Gloucester Halifax Hastings Hereford Hull Ipswich Jersey Kendal Kingston Lancaster
+Leeds Leicester Lincoln Lisbon Liverpool London Lyme Lyons Madrid Malta Manchester Margate Milan Moscow Naples Newcastle
+Norwich Nottingham Oxford Paris Penzance Plymouth Portsmouth Prague Preston Quebec Ramsgate Reading Richmond Ripon Rome
+Rotterdam Salisbury Scarborough Seville Sheffield Shrewsbury Southampton Stamford Stirling Stratford Sunderland Swansea
+Taunton Torquay Turin Venice Vienna Wakefield Warwick Weymouth Whitehaven Winchester Windsor Worcester
+Yarmouth""".split()
 
-TRADE = """actor apothecary architect artist baker banker barber beekeeper blacksmith boatman bookbinder bookseller bricklayer
-builder butcher butler carpenter chemist clerk clockmaker coachman cobbler cook cooper dancer dentist doctor draper engineer
-farmer ferryman fiddler fireman fisherman florist gamekeeper gardener glazier goldsmith grocer guide hatter hunter innkeeper
-jeweller judge lawyer librarian locksmith mason merchant miller miner musician nurse painter pilot ploughman poet porter
-potter preacher printer rider saddler sailor sculptor shepherd singer smith soldier spinner stonemason surgeon tailor tanner
-teacher thatcher tinker toymaker watchman weaver wheelwright woodcutter writer""".split()
+TRADE = """actor apothecary architect artist baker banker barber beekeeper blacksmith boatman bookbinder bookseller
+bricklayer builder butcher butler carpenter chemist clerk clockmaker coachman cobbler cook cooper dancer dentist doctor
+draper engineer farmer ferryman fiddler fireman fisherman florist gamekeeper gardener glazier goldsmith grocer guide
+hatter hunter innkeeper jeweller judge lawyer librarian locksmith mason merchant miller miner musician nurse painter
+pilot ploughman poet porter potter preacher printer rider saddler sailor sculptor shepherd singer smith soldier spinner
+stonemason surgeon tailor tanner teacher thatcher tinker toymaker watchman weaver wheelwright woodcutter
+writer""".split()
 
-FLOWER = """bluebell buttercup carnation cowslip crocus daffodil daisy dahlia fern foxglove fuchsia geranium heather honeysuckle
-hyacinth iris jasmine lavender lilac lily marigold mignonette myrtle orchid pansy peony pink poppy primrose rose rosemary
-snowdrop sunflower sweetbriar thistle thyme tulip verbena violet wallflower""".split()
+FLOWER = """bluebell buttercup carnation cowslip crocus daffodil daisy dahlia fern foxglove fuchsia geranium heather
+honeysuckle hyacinth iris jasmine lavender lilac lily marigold mignonette myrtle orchid pansy peony pink poppy primrose
+rose rosemary snowdrop sunflower sweetbriar thistle thyme tulip verbena violet wallflower""".split()
 
-DISH = ["apple pie", "baked trout", "barley soup", "boiled beef", "bread and honey", "buttered toast", "cabbage soup",
-    "cherry tart", "chicken pie", "cold mutton", "cold tongue", "fried eel", "fried eggs", "ginger cake", "gooseberry jam",
-    "grilled bacon", "hot porridge", "lemon pudding", "lentil stew", "mince pie", "mushroom stew", "mutton chops", "oat cakes",
-    "onion soup", "orange jelly", "oyster pie", "pea soup", "pickled herring", "pigeon pie", "plum cake", "potato soup",
-    "rabbit stew", "raspberry tart", "rice pudding", "roast beef", "roast duck", "roast goose", "salted cod", "seed cake",
-    "smoked ham", "stewed pears", "strawberry jam", "toasted cheese", "treacle tart", "turnip soup", "veal pie", "walnut bread"]
+DISH = [
+    "apple pie", "baked trout", "barley soup", "boiled beef", "bread and honey", "buttered toast", "cabbage soup",
+    "cherry tart", "chicken pie", "cold mutton", "cold tongue", "fried eel", "fried eggs", "ginger cake",
+    "gooseberry jam", "grilled bacon", "hot porridge", "lemon pudding", "lentil stew", "mince pie", "mushroom stew",
+    "mutton chops", "oat cakes", "onion soup", "orange jelly", "oyster pie", "pea soup", "pickled herring",
+    "pigeon pie", "plum cake", "potato soup", "rabbit stew", "raspberry tart", "rice pudding", "roast beef",
+    "roast duck", "roast goose", "salted cod", "seed cake", "smoked ham", "stewed pears", "strawberry jam",
+    "toasted cheese", "treacle tart", "turnip soup", "veal pie", "walnut bread",
+]
 
-CARGO = """almonds apples barley beer blankets books bricks candles carpets cheese china cider clocks coal cocoa coffee copper
-corn cotton dates feathers figs flax flour furs ginger glass gold grapes grain gunpowder hay hemp herrings hides honey iron
-ivory lace lead leather lemons linen marble nails oats oil olives onions oranges paper pepper pitch potatoes raisins rice
-rope rum salt sand silk silver slate soap spices stone sugar tallow tar tea timber tin tobacco wax wheat whisky wine wool""".split()
+CARGO = """almonds apples barley beer blankets books bricks candles carpets cheese china cider clocks coal cocoa coffee
+copper corn cotton dates feathers figs flax flour furs ginger glass gold grapes grain gunpowder hay hemp herrings hides
+honey iron ivory lace lead leather lemons linen marble nails oats oil olives onions oranges paper pepper pitch potatoes
+raisins rice rope rum salt sand silk silver slate soap spices stone sugar tallow tar tea timber tin tobacco wax wheat
+whisky wine wool""".split()
 
-SHIP = """Albatross Amity Antelope Argo Aurora Bluebell Bonaventure Britannia Calypso Caroline Ceres Comet Constance Cormorant
-Corsair Curlew Cygnet Dauntless Delight Diana Dolphin Dragon Endeavour Enterprise Falcon Felicity Flora Fortune Galatea
-Gazelle Gloriana Golden Hope Good Intent Griffin Halcyon Harmony Hector Hercules Hermes Hesper Hope Hyacinth Industry Iris
-Jason Juno Jupiter Kestrel Lark Laurel Leopard Lion Mariner Mayflower Medusa Mercury Mermaid Minerva Neptune Nightingale
-Orion Osprey Pallas Pandora Panther Patience Pegasus Pelican Perseus Phoenix Providence Queen Ranger Raven Reliance
-Resolution Rover Sapphire Saturn Seagull Sirius Sovereign Speedwell Spray Swallow Swift Tempest Thetis Triton Trident Triumph
-Unicorn Valiant Venture Venus Vesta Victory Vulcan Wanderer Zephyr"""
+SHIP = """Albatross Amity Antelope Argo Aurora Bluebell Bonaventure Britannia Calypso Caroline Ceres Comet Constance
+Cormorant Corsair Curlew Cygnet Dauntless Delight Diana Dolphin Dragon Endeavour Enterprise Falcon Felicity Flora
+Fortune Galatea Gazelle Gloriana Golden Hope Good Intent Griffin Halcyon Harmony Hector Hercules Hermes Hesper Hope
+Hyacinth Industry Iris Jason Juno Jupiter Kestrel Lark Laurel Leopard Lion Mariner Mayflower Medusa Mercury Mermaid
+Minerva Neptune Nightingale Orion Osprey Pallas Pandora Panther Patience Pegasus Pelican Perseus Phoenix Providence
+Queen Ranger Raven Reliance Resolution Rover Sapphire Saturn Seagull Sirius Sovereign Speedwell Spray Swallow Swift
+Tempest Thetis Triton Trident Triumph Unicorn Valiant Venture Venus Vesta Victory Vulcan Wanderer Zephyr"""
 SHIP = [w for w in SHIP.split() if w not in ("Golden", "Good", "Intent")]
 
 

@@ -55,7 +55,10 @@ def pick_attention(dev, log, S=4096, B=8, masked=False):
     """The fastest way to compute attention here, by trying."""
     if dev == "cpu":
         return sdpa_plain
-    cand = {"efficient": with_backend("EFFICIENT_ATTENTION", sdpa_plain), "cudnn": with_backend("CUDNN_ATTENTION", sdpa_plain)}
+    cand = {
+        "efficient": with_backend("EFFICIENT_ATTENTION", sdpa_plain),
+        "cudnn": with_backend("CUDNN_ATTENTION", sdpa_plain),
+    }
     if not masked:
         cand["flash, padded"] = with_backend("FLASH_ATTENTION", sdpa_pad)
     q = torch.randn(B, A, S, DN + DR, device=dev, dtype=torch.bfloat16)
@@ -78,7 +81,9 @@ def pick_attention(dev, log, S=4096, B=8, masked=False):
             ms = (time.time() - t0) / 3 * 1e3
             g = x[0].grad.float()
             ref = ref if ref is not None else (o.float(), g)
-            err = max(((o.float() - ref[0]).norm() / ref[0].norm()).item(), ((g - ref[1]).norm() / ref[1].norm()).item())
+            err = max(
+                ((o.float() - ref[0]).norm() / ref[0].norm()).item(), ((g - ref[1]).norm() / ref[1].norm()).item()
+            )
             log(f"attention {name}{' masked' if masked else ''}: {ms:.2f} ms at B {B} S {S}, difference {err:.1e}")
             if err < 3e-2 and (best is None or ms < best[0]):
                 best = (ms, fn)
@@ -114,9 +119,13 @@ class Optimiser:
             if n in Mini.MUON:
                 self.muon.append(p)
             else:
-                lr = {"embed": 0.02, "head": 0.003, "router": 0.003, "wq_b": 0.003, "wk": 0.003, "wp": 0.003}.get(n, 0.005)
+                lr = {"embed": 0.02, "head": 0.003, "router": 0.003, "wq_b": 0.003, "wk": 0.003, "wp": 0.003}.get(
+                    n, 0.005
+                )
                 adam.append({"params": [p], "lr": lr, "base": lr})
-        self.adam = torch.optim.AdamW(adam, betas=(0.9, 0.97), eps=1e-9, weight_decay=0.0, fused=adam[0]["params"][0].is_cuda)
+        self.adam = torch.optim.AdamW(
+            adam, betas=(0.9, 0.97), eps=1e-9, weight_decay=0.0, fused=adam[0]["params"][0].is_cuda
+        )
         self.buf = [torch.zeros_like(p) for p in self.muon]
         self.lr = muon_lr
 
@@ -206,7 +215,10 @@ def forward(net, fns, att, tokens, weight, ph, cos, sin, rows):
     u = fns.mtp_in(F.embedding(tokens[:, 1:S + 1], emb), h, net.enorm, net.hnorm, net.eh[0].bfloat16())
     g = fns.norm(layer(N - 1, u), net.sh_norm)
     mloss, mplain, mhit, _ = fns.loss(g, head, tokens[:, 2:], weight[:, 2:])
-    fig.update(loss=loss.detach(), text=plain, hit=hit, ans=ans, mtp=mplain, kl=kl.detach() / N if ph.get("kl") else torch.zeros(()))
+    fig.update(
+        loss=loss.detach(), text=plain, hit=hit, ans=ans, mtp=mplain,
+        kl=kl.detach() / N if ph.get("kl") else torch.zeros(()),
+    )
     return loss + 0.3 * mloss + (kl if ph.get("kl") else 0.0), fig, torch.stack(loads)
 
 
@@ -235,7 +247,9 @@ class Loader:
 
     def __init__(self, a, n):
         self.jobs, self.out = mp.Queue(), mp.Queue(maxsize=64)
-        self.procs = [mp.Process(target=worker, args=(a, 1000 * a.seed + i, self.jobs, self.out), daemon=True) for i in range(n)]
+        self.procs = [
+            mp.Process(target=worker, args=(a, 1000 * a.seed + i, self.jobs, self.out), daemon=True) for i in range(n)
+        ]
         for p in self.procs:
             p.start()
         self.ph, self.ahead = None, 3
@@ -303,7 +317,8 @@ def main():
     fns = Fns(dev == "cuda" and not a.no_compile)
     loader.phase(plan[0], 0)
     att = (pick_attention(dev, log), pick_attention(dev, log, masked=True))
-    log(f"{sum(x.numel() for x in net.parameters()) / 1e6:.2f} M parameters on {torch.cuda.get_device_name() if dev == 'cuda' else dev}")
+    device_name = torch.cuda.get_device_name() if dev == "cuda" else dev
+    log(f"{sum(x.numel() for x in net.parameters()) / 1e6:.2f} M parameters on {device_name}")
 
     def save():
         torch.save(net.state_dict(), os.path.join(a.out, "state.tmp"))
@@ -340,9 +355,10 @@ def main():
             if n in (1, 5, 20) or n % 50 == 0:
                 f = {k: torch.stack([h[k].float() for h in hist]).sum().item() for k in hist[0]}
                 m, dt = len(hist), time.time() - t_log
-                log(f"phase {pi} step {step} {m * B * S / dt / 1e3:.0f}k tok/s loss {f['loss'] / m:.3f} text {f['text'] / m:.3f} "
-                    f"mtp {f['mtp'] / m:.3f} answers {f['hit'] / max(1, f['ans']):.3f} kl {f['kl'] / m:.3f} "
-                    f"load {load.max().item() / load.mean().item():.2f} lr {mult * warm:.3f} seen {seen / 1e6:.0f}M")
+                log(f"phase {pi} step {step} {m * B * S / dt / 1e3:.0f}k tok/s loss {f['loss'] / m:.3f} "
+                    f"text {f['text'] / m:.3f} mtp {f['mtp'] / m:.3f} answers {f['hit'] / max(1, f['ans']):.3f} "
+                    f"kl {f['kl'] / m:.3f} load {load.max().item() / load.mean().item():.2f} lr {mult * warm:.3f} "
+                    f"seen {seen / 1e6:.0f}M")
                 if not math.isfinite(f["loss"]):
                     raise SystemExit("the loss is not finite")
                 hist, t_log = [], time.time()

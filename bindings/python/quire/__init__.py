@@ -11,9 +11,9 @@
     request.seal(prompt)            # whole pages can be matched from now on
     request.release()
 
-Every call that fails raises quire.Error, which carries the status. What each call means stands in the C headers; names are
-the same. Objects end with close() or a with block; using one afterwards raises, as releasing a request twice does. One
-that is forgotten instead ends when Python collects it, the banks of a worker together.
+Every call that fails raises quire.Error, which carries the status. What each call means stands in the C headers; names
+are the same. Objects end with close() or a with block; using one afterwards raises, as releasing a request twice does.
+One that is forgotten instead ends when Python collects it, the banks of a worker together.
 
 The library is found by the variable QUIRE_LIBRARY, else by the system's loader. load(path) chooses one before the first
 object is made. Standard library only."""

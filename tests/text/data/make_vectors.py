@@ -39,20 +39,23 @@ DEEPSEEK = [
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 ]
 GLM = [
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 ]
 
 TEXTS = [
-    "", " ", "  ", "\n", "\r\n", " \n ", "\t\t\n\n  x", "a", "Hello, world!", "hello   world", "   leading and trailing   ",
-    "1", "12", "123", "1234", "12345678901234567890", "3.14", "٣٤٥ ①② ½ Ⅷ", "v1.2.3-rc4", "don't DON'T I'LL we're x's 's",
-    "雪下了一整夜123个页面abc", "ひらがなカタカナ漢字", "一龥鿿㐀", "ーー゛゜", "한국어 텍스트", "Straße GRÖSSE ſ 'ſ",
-    "😀😃👍🏽👩‍👩‍👧🇫🇷❤️", "e\u0301\u0301 n\u0303o", "\u00a0\u2003\u3000x\u2028y\u0085z", "\u180ex\u180e y", "\u200bzero\u200dwidth\ufeff",
-    "a\u0000b\u0001c", "#include <stdio.h>\nint main(void) { return 0; }\n", "x=1;y=2;/*c*/", "___init___ __a_b__", "\\n\\t\\\\",
-    "!a@b#c$d%e^f&g*h(i)j", "...word !!!\n\n\nword ???\r\n", "https://example.org/a?b=c&d=%20e#f", "  \n\n  \n x \n", "a\n\nb\r\rc\r\n\r\nd",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "", " ", "  ", "\n", "\r\n", " \n ", "\t\t\n\n  x", "a", "Hello, world!", "hello   world",
+    "   leading and trailing   ", "1", "12", "123", "1234", "12345678901234567890", "3.14", "٣٤٥ ①② ½ Ⅷ", "v1.2.3-rc4",
+    "don't DON'T I'LL we're x's 's", "雪下了一整夜123个页面abc", "ひらがなカタカナ漢字", "一龥鿿㐀", "ーー゛゜", "한국어 텍스트", "Straße GRÖSSE ſ 'ſ",
+    "😀😃👍🏽👩‍👩‍👧🇫🇷❤️", "e\u0301\u0301 n\u0303o", "\u00a0\u2003\u3000x\u2028y\u0085z", "\u180ex\u180e y",
+    "\u200bzero\u200dwidth\ufeff", "a\u0000b\u0001c", "#include <stdio.h>\nint main(void) { return 0; }\n",
+    "x=1;y=2;/*c*/", "___init___ __a_b__", "\\n\\t\\\\", "!a@b#c$d%e^f&g*h(i)j", "...word !!!\n\n\nword ???\r\n",
+    "https://example.org/a?b=c&d=%20e#f", "  \n\n  \n x \n", "a\n\nb\r\rc\r\n\r\nd",
+    "a" * 120,
     "theinganderstionatheres" * 12, "雪下了一整夜早上的路是白的" * 9, "the " * 40, " " * 100, "\n" * 70, "=" * 90, "\t \t \t" * 30,
-    "<|begin|>text<|end|>", "<|begin|><|begin|>", "<|beg", "x<|end|", "<think>why</think>because", "<thinking>", "< think>", "<|end|>\n",
-    "<|User|>hi<|Assistant|><think>\n", "a<|User|", "<|a|><|ab|><|abc|><|abcd|>", "<<|a|>>", "<|a<|a|>", "[over<lap>]", "x[over<lap>y",
+    "<|begin|>text<|end|>", "<|begin|><|begin|>", "<|beg", "x<|end|", "<think>why</think>because", "<thinking>",
+    "< think>", "<|end|>\n", "<|User|>hi<|Assistant|><think>\n", "a<|User|", "<|a|><|ab|><|abc|><|abcd|>", "<<|a|>>",
+    "<|a<|a|>", "[over<lap>]", "x[over<lap>y",
 ]
 
 
@@ -74,7 +77,8 @@ def random_text(rng):
         elif kind == 7:
             parts.append(rng.choice(["<|begin|>", "<|end|>", "<think>", "<|ab|>", "<|User|>", "<|a", "[over<lap>]"]))
         elif kind == 8:
-            parts.append("".join(chr(rng.choice([rng.randrange(0x20, 0x250), rng.randrange(0x370, 0x530)])) for _ in range(rng.randint(1, 5))))
+            bands = (0x20, 0x250), (0x370, 0x530)
+            parts.append("".join(chr(rng.choice([rng.randrange(*b) for b in bands])) for _ in range(rng.randint(1, 5))))
         elif kind == 9:
             parts.append(rng.choice("😀😃👍❤→∑한가あアéñ") + rng.choice(["", "\u0301", "\ufe0f", "\u200d"]))
         else:
@@ -86,12 +90,13 @@ def train(pre, vocab):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab, show_progress=False, min_frequency=2, special_tokens=["<|begin|>", "<|end|>"],
+    trainer = trainers.BpeTrainer(vocab_size=vocab, show_progress=False, min_frequency=2,
+                                  special_tokens=["<|begin|>", "<|end|>"],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator([SENTENCES], trainer)
     tokenizer.add_special_tokens([AddedToken("<|pad|>", special=True, normalized=False)])
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=True)
-                          for t in ["<|User|>", "<|Assistant|>", "<think>", "</think>", "<|a|>", "<|ab|>", "<|abc|>", "[over<"]])
+    ordinary = ["<|User|>", "<|Assistant|>", "<think>", "</think>", "<|a|>", "<|ab|>", "<|abc|>", "[over<"]
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=True) for t in ordinary])
     tokenizer.add_tokens([AddedToken("<lap>", special=False, normalized=False)])
     return tokenizer
 
