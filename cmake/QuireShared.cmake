@@ -34,5 +34,8 @@ if(QUIRE_TESTS)
                    ${CMAKE_SOURCE_DIR}/bindings/python/test_quire.py ${library})
     quire_api_test(api_install 120 Python3::Interpreter -B ${tests_dir}/api/check_install.py
                    ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
+    if(QUIRE_CUDA) # other libraries stand in its quire.pc, and it needs no GPU
+      set_tests_properties(api_install PROPERTIES LABELS "quick;cuda")
+    endif()
   endif()
 endif()

@@ -1,6 +1,7 @@
 """An installed libquire is enough: it is installed into a folder of its own, the example is compiled against it as its
 first comment says, with nothing but pkg-config, by the build's compiler and clang where it is, and runs; so does the
-test of the Python package.
+test of the Python package. Then libquire.so is taken away, and pkg-config --static names all that a program needs which
+calls every function of the interface.
 
 Arguments: the source folder, the build folder, cmake, the C compiler."""
 
@@ -25,6 +26,31 @@ def run(*command, **named):
     return done.stdout
 
 
+def compilers():
+    return {compiler, shutil.which("clang-14") or compiler}
+
+
+def check_static(prefix, environment):
+    """The archive alone: the example, and a program that refers to all of libquire.so's functions."""
+    library = os.path.join(prefix, "lib")
+    for name in os.listdir(library):
+        if name.startswith("libquire.so"):
+            os.remove(os.path.join(library, name))
+    flags = run("pkg-config", "--static", "--cflags", "--libs", "quire", env=environment).split()
+    with open(os.path.join(root, "src/api/quire.map"), encoding="utf-8") as file:
+        functions = re.findall(r"\b(quire_\w+);", re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S))
+    everything, program = os.path.join(prefix, "everything.c"), os.path.join(prefix, "static")
+    with open(everything, "w", encoding="utf-8") as file:
+        table = ", ".join(f"(call){name}" for name in functions)
+        file.write(f'#include "quire/quire.h"\ntypedef void (*call)(void);\nconst call calls[] = {{{table}}};\n')
+        file.write(f"int main(void) {{ return sizeof calls / sizeof calls[0] == {len(functions)} ? 0 : 1; }}\n")
+    for one in compilers():
+        for source, said in ((os.path.join(root, "examples/embed.c"), "done\n"), (everything, "")):
+            run(one, "-std=c17", source, "-o", program, *flags)
+            assert run(program).endswith(said)
+    return flags
+
+
 def main():
     with tempfile.TemporaryDirectory() as prefix:
         run(cmake, "--install", build, "--prefix", prefix)
@@ -43,7 +69,7 @@ def main():
         version = run("pkg-config", "--modversion", "quire", env=environment).strip()
         source = os.path.join(root, "examples/embed.c")
         program = os.path.join(prefix, "embed")
-        for one in {compiler, shutil.which("clang-14") or compiler}:
+        for one in compilers():
             for standard in ("-std=c17", "-std=gnu2x"):
                 run(one, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program, *flags)
                 assert run(program, env=environment).endswith("done\n")
@@ -53,6 +79,7 @@ def main():
         run(sys.executable, "-B", "-c", script, env=environment)
         run(sys.executable, "-B", os.path.join(root, "bindings/python/test_quire.py"), env=environment)
         print(f"quire {version}: {' '.join(flags)}")
+        print(f"static: {' '.join(check_static(prefix, environment))}")
 
 
 main()
