@@ -1,5 +1,5 @@
 /* The lists of the k best, with and without AVX-512, against a sort: random scores, few different ones, all equal, both
- * ways sorted, special values; pushed in portions, merged in pieces. */
+ * ways sorted, special values, few among many; pushed in portions, merged in pieces. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static uint32_t noise(void) {
   return (uint32_t)(state >> 16);
 }
 
-enum { RANDOM, FEW, EQUAL, RISING, FALLING, SPECIAL, PATTERNS };
+enum { RANDOM, FEW, EQUAL, RISING, FALLING, SPECIAL, RARE, LOW, PATTERNS };
 
 static float score(int pattern, int32_t i) {
   static const uint32_t special[] = {0,           0x80000000u, 0x7f800000u, 0xff800000u,
@@ -55,6 +55,12 @@ static float score(int pattern, int32_t i) {
     return (float)i;
   case FALLING:
     return (float)-i;
+  case RARE: /* a few that may be better, of all kinds, among those that are not */
+    return noise() % 24 != 0  ? (float)-i
+           : noise() % 2 != 0 ? (float)(noise() % 7)
+                              : quire_float_of(special[noise() % 8]);
+  case LOW: /* numbers among what is least */
+    return noise() % 24 != 0 ? quire_float_of(special[3 + noise() % 3]) : quire_float_of(noise() & 0xbfffffffu);
   default:
     return quire_float_of(special[noise() % 8]);
   }

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "base/assert.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/topk.h"
 
 #define STEP 16
@@ -11,6 +12,12 @@
 #define FEW 128 /* keys too few for a sample */
 #define PARTITIONS_MAX 40
 #define LIST_MAX (2048 + QUIRE_TOPK_NEWCOMERS)
+
+static const uint8_t lane_numbers[4 * STEP] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
+};
 
 static inline __mmask16 first_lanes(int32_t count) {
   return count >= STEP ? (__mmask16)0xffff : (__mmask16)((1u << count) - 1);
@@ -26,10 +33,47 @@ static inline __m512i score_keys(__m512 scores) {
   return _mm512_mask_mov_epi32(key, nan, _mm512_set1_epi32(0x007fffff));
 }
 
+/* 64 newcomers of whom at most 16 beat the threshold, as nearly always behind the first cuts: who does is found by
+ * comparing numbers, and only they get keys, all at once, for a branch at each 16 is wrong too often. NaN and -infinity
+ * share a key, and a threshold of 0 is no number: both look better here. False: nothing was done. */
+__attribute__((target("avx512vbmi2"))) static bool push_few(struct quire_topk *top, const float *scores,
+                                                            int32_t position) {
+  QUIRE_DEBUG(top->count + 4 * STEP <= top->capacity);
+  uint32_t bits = top->threshold >> 31 != 0 ? top->threshold ^ 0x80000000u : ~top->threshold;
+  const __m512 worst = _mm512_castsi512_ps(_mm512_set1_epi32((int)bits));
+  __m512 v[4];
+  uint64_t better = 0;
+  QUIRE_UNROLL
+  for (int i = 0; i < 4; i++) {
+    v[i] = _mm512_loadu_ps(scores + i * STEP);
+    better |= (uint64_t)_mm512_cmp_ps_mask(v[i], worst, _CMP_NLE_UQ) << (i * STEP);
+  }
+  int32_t taken = __builtin_popcountll(better);
+  if (taken == 0 || taken > STEP) {
+    return taken == 0;
+  }
+  __m512i which = _mm512_maskz_compress_epi8(better, _mm512_loadu_si512(lane_numbers));
+  __m512i lane = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(which));
+  __mmask16 upper = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(2 * STEP));
+  __m512 score = _mm512_permutex2var_ps(v[0], lane, v[1]);
+  __m512i keys = score_keys(_mm512_mask_mov_ps(score, upper, _mm512_permutex2var_ps(v[2], lane, v[3])));
+  __mmask16 lanes = first_lanes(taken);
+  if (_mm512_mask_cmpgt_epu32_mask(lanes, keys, _mm512_set1_epi32((int)top->threshold)) != lanes) {
+    return false;
+  }
+  _mm512_storeu_si512(top->key + top->count, keys);
+  _mm512_storeu_si512(top->position + top->count, _mm512_add_epi32(_mm512_set1_epi32(position), lane));
+  top->count += taken;
+  return true;
+}
+
 void quire_topk_push_avx512(struct quire_topk *top, const float *scores, int32_t position, int32_t count) {
   QUIRE_ASSERT(count >= 0 && top->count + count <= top->capacity);
   const __m512i threshold = _mm512_set1_epi32((int)top->threshold);
   const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  if (count == 4 * STEP && __builtin_cpu_supports("avx512vbmi2") && push_few(top, scores, position)) {
+    return;
+  }
   int32_t kept = top->count;
   for (int32_t i = 0; i < count; i += STEP) {
     __mmask16 lanes = first_lanes(count - i);
@@ -143,11 +187,15 @@ void quire_topk_cut_avx512(struct quire_topk *top) {
   for (int32_t i = 0; i < top->count; i += STEP) {
     __mmask16 lanes = first_lanes(top->count - i);
     __m512i keys = _mm512_maskz_loadu_epi32(lanes, top->key + i);
-    __m512i positions = _mm512_maskz_loadu_epi32(lanes, top->position + i);
+    __mmask16 better = _mm512_mask_cmpgt_epu32_mask(lanes, keys, last);
     __mmask16 tie = _mm512_mask_cmpeq_epu32_mask(lanes, keys, last);
+    if ((better | tie) == 0) { /* long runs of them, where scores rise */
+      continue;
+    }
+    __m512i positions = _mm512_maskz_loadu_epi32(lanes, top->position + i);
     tie = ties > 0 ? first_of(tie, ties) : 0;
     ties -= __builtin_popcount(tie);
-    __mmask16 stay = (__mmask16)(_mm512_mask_cmpgt_epu32_mask(lanes, keys, last) | tie);
+    __mmask16 stay = better | tie;
     _mm512_storeu_si512(top->key + kept, _mm512_maskz_compress_epi32(stay, keys));
     _mm512_storeu_si512(top->position + kept, _mm512_maskz_compress_epi32(stay, positions));
     kept += __builtin_popcount(stay);
