@@ -144,22 +144,31 @@ static void row_stage(const struct select_run *run, const struct workspace *ws, 
   }
 }
 
-/* Decodes keys [position, position + count) into the stage; their scales (1 in format f32) into scales. */
+/* Decodes keys [position, position + count) into the stage; their scales (1 in format f32) into scales [64]. Lanes that
+ * have no key are zeros. */
 static void keys_stage(const struct select_run *run, const struct quire_kv_source *source, float *stage,
                        int32_t position, int32_t count, float *scales) {
   QUIRE_ASSERT(count > 0 && count <= QUIRE_SELECT_KEYS);
   const struct quire_select *op = &run->op;
-  const uint8_t *keys[QUIRE_SELECT_KEYS] = {0};
+  const uint8_t *keys[QUIRE_SELECT_KEYS];
   bool quantised = op->format != QUIRE_KV_F32;
+  int64_t key_bytes = op->part.piece[0].row_bytes;
+  QUIRE_ASSERT(!quantised || op->part.piece[1].row_bytes == (int32_t)sizeof(float));
   for (int32_t i = 0; i < count;) {
     struct quire_span span = quire_span_at(source, &op->part, position + i, count - i);
-    for (int32_t j = 0; j < span.rows; j++, i++) {
-      keys[i] = span.piece[0] + (int64_t)j * op->part.piece[0].row_bytes;
-      scales[i] = 1.0f;
-      if (quantised) {
-        memcpy(&scales[i], span.piece[1] + (int64_t)j * op->part.piece[1].row_bytes, sizeof(float));
-      }
+    for (int32_t j = 0; j < span.rows; j++) {
+      keys[i + j] = span.piece[0] + j * key_bytes;
     }
+    if (quantised) {
+      memcpy(scales + i, span.piece[1], (size_t)span.rows * sizeof(float));
+    }
+    i += span.rows;
+  }
+  for (int32_t i = quantised ? count : 0; i < QUIRE_SELECT_KEYS; i++) {
+    scales[i] = 1.0f;
+  }
+  for (int32_t i = count; i < QUIRE_SELECT_KEYS; i++) {
+    keys[i] = NULL;
   }
   run->isa->stage_keys(keys, quantised, stage);
 }
@@ -201,7 +210,7 @@ static void tile_score(const struct select_run *run, const struct workspace *ws,
   const struct quire_kv_source *source = &op->rows.sources[op->rows.source_of[tile.begin]];
   QUIRE_ASSERT(end <= source->end);
   for (int32_t position = begin; position < end; position += QUIRE_SELECT_KEYS) {
-    float scales[QUIRE_SELECT_KEYS] = {0};
+    float scales[QUIRE_SELECT_KEYS];
     float scores[QUIRE_SELECT_KEYS];
     int32_t count = end - position < QUIRE_SELECT_KEYS ? end - position : QUIRE_SELECT_KEYS;
     keys_stage(run, source, ws->stage, position, count, scales);
