@@ -80,6 +80,7 @@ static void on_retired(void *context, quire_page page) {
 
 static void on_removed(void *context, quire_page page) {
   struct quire_cache *cache = context;
+  QUIRE_ASSERT(!quire_radix_contains(cache->radix, page)); /* or its room could be handed out while it is found */
   quire_pool_uncache(cache->pool, page);
 }
 
@@ -252,6 +253,7 @@ static bool attached(const struct quire_cache *cache, const struct request *requ
 }
 
 static void touch(struct quire_cache *cache, const struct request *request, quire_table_id table) {
+  QUIRE_ASSERT(request->sealed >= 0 && request->sealed <= cache->request_pages_max);
   if (request->sealed > 0 && attached(cache, request, table)) {
     quire_radix_touch(cache->radix, tree_page(cache, table, request->sealed));
   }

@@ -31,6 +31,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "base/assert.h"
 #include "device/device.h"
 #include "device/hopper_barrier.cuh"
 
@@ -271,6 +272,7 @@ static __global__ void __launch_bounds__(QUIRE_SCATTER_WARPS * 32, 1)
 
 /* Blocks for as many warps' worth of work, on at most `width` multiprocessors. */
 static inline unsigned quire_scatter_grid(int64_t warps, int32_t warps_a_block, int32_t width) {
+  QUIRE_ASSERT(warps > 0 && warps_a_block > 0 && width > 0); /* a launch of no block is an error */
   int64_t blocks = (warps + warps_a_block - 1) / warps_a_block;
   return (unsigned)(blocks < width ? blocks : width);
 }
@@ -295,6 +297,7 @@ template <typename Items>
 static inline cudaError_t quire_scatter_small_launch(const Items &items, int32_t count, uint32_t bytes_max,
                                                      int32_t width, cudaStream_t stream) {
   int chunks = (int)((bytes_max + 15) / 16);
+  QUIRE_ASSERT(count > 0 && chunks > 0 && chunks <= QUIRE_SCATTER_BATCH);
   int32_t each = QUIRE_SCATTER_BATCH / chunks;
   unsigned grid = quire_scatter_grid((count + each - 1) / each, QUIRE_SCATTER_THREADS / 32, width);
   quire_scatter_small_kernel<<<grid, QUIRE_SCATTER_THREADS, 0, stream>>>(items, count, chunks);

@@ -91,6 +91,7 @@ static uint64_t saved_state(void) {
 #define XCR0_AVX512 0xe6u
 
 static bool portable_can(const char **why_out) {
+  QUIRE_ASSERT(why_out != NULL);
   const uint32_t need = LEAF1_ECX_FMA | LEAF1_ECX_OSXSAVE | LEAF1_ECX_AVX | LEAF1_ECX_F16C;
   uint32_t a, b, c, d;
   *why_out = "the processor or the system lacks AVX2, FMA or F16C (x86-64-v3)";

@@ -18,6 +18,7 @@ static double nearest(double x) { return (x + ROUND_MAGIC) - ROUND_MAGIC; }
 
 /* e^x for |x| < 700. */
 static double exp64(double x) {
+  QUIRE_ASSERT(x > -700.0 && x < 700.0);
   double n = nearest(x * LOG2E);
   double r = QUIRE_FMA_F64(n, -QUIRE_LN2_LOW, QUIRE_FMA_F64(n, -QUIRE_LN2_HIGH, x));
   static const double series[] = {1.0 / 6227020800.0,
@@ -43,6 +44,7 @@ static double exp64(double x) {
 
 /* Cosine and sine of 0 <= x < 2^24. */
 static void sine_cosine(double x, double *cosine_out, double *sine_out) {
+  QUIRE_ASSERT(x >= 0.0 && x < 0x1p24);
   static const double sine_series[] = {
       1.0 / 355687428096000.0, -1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0,
       1.0 / 362880.0,          -1.0 / 5040.0,          1.0 / 120.0,        -1.0 / 6.0};

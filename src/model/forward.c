@@ -180,6 +180,7 @@ void quire_forward_tap(struct quire_forward *forward, const struct quire_tap *ta
 }
 
 static void show(struct quire_forward *f, struct quire_tap_value value) {
+  QUIRE_ASSERT(value.data != NULL && value.rows >= 0 && value.columns > 0);
   if (f->tap.call != NULL) {
     quire_event_sync(quire_stream_record(f->stream));
     f->tap.call(f->tap.context, &value);

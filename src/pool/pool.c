@@ -602,6 +602,7 @@ static void add_counts(struct quire_pool_counts *to, const struct quire_pool_cou
 }
 
 void quire_pool_count(const struct quire_pool *pool, struct quire_pool_counts *counts_out) {
+  QUIRE_ASSERT(pool != NULL && counts_out != NULL);
   struct quire_pool_counts counts = {0};
   for (int32_t s = 0; s < pool->stripe_count; s++) {
     add_counts(&counts, &pool->stripes[s].counts);

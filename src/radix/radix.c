@@ -110,6 +110,7 @@ static uint64_t line_count(int32_t pages) {
 }
 
 static size_t row_bytes_of(const struct quire_geometry *geometry) {
+  QUIRE_ASSERT(geometry->page_tokens > 0 && geometry->page_tokens <= QUIRE_PAGE_TOKENS_MAX);
   const size_t align = sizeof(uint64_t);
   return (sizeof(struct row) + (size_t)geometry->page_tokens * sizeof(int32_t) + align - 1) / align * align;
 }
@@ -214,6 +215,7 @@ static void heap_put(struct quire_radix *radix, struct heap *heap, int32_t at, s
 }
 
 static void heap_up(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
+  QUIRE_DEBUG(at >= 0 && at < heap->count);
   while (at > 0 && older(leaf, heap->leaves[(at - 1) / HEAP_WAYS])) {
     heap_put(radix, heap, at, heap->leaves[(at - 1) / HEAP_WAYS]);
     at = (at - 1) / HEAP_WAYS;
@@ -222,6 +224,7 @@ static void heap_up(struct quire_radix *radix, struct heap *heap, int32_t at, st
 }
 
 static void heap_down(struct quire_radix *radix, struct heap *heap, int32_t at, struct leaf leaf) {
+  QUIRE_DEBUG(at >= 0 && at < heap->count);
   for (int32_t first = HEAP_WAYS * at + 1; first < heap->count; first = HEAP_WAYS * at + 1) {
     int32_t end = heap->count - first < HEAP_WAYS ? heap->count : first + HEAP_WAYS, oldest = first;
     for (int32_t child = first + 1; child < end; child++) {
@@ -459,8 +462,11 @@ int32_t quire_radix_match_keys(const struct quire_radix *radix, const struct qui
 void quire_radix_touch(struct quire_radix *radix, quire_page page) {
   struct node *node = member(radix, page);
   node->used = ++radix->clock;
-  if (radix->heap_at[page.v] != NOWHERE) {
-    heap_down(radix, heap_of(radix, page.v), radix->heap_at[page.v], (struct leaf){node->used, page.v});
+  int32_t at = radix->heap_at[page.v];
+  if (at != NOWHERE) {
+    struct heap *heap = heap_of(radix, page.v);
+    QUIRE_ASSERT(heap->leaves[at].page == page.v);
+    heap_down(radix, heap, at, (struct leaf){node->used, page.v});
   }
 }
 
@@ -657,6 +663,7 @@ bool quire_radix_contains(const struct quire_radix *radix, quire_page page) { re
 
 quire_page quire_radix_parent(const struct quire_radix *radix, quire_page page) {
   int32_t parent = member(radix, page)->parent;
+  QUIRE_ASSERT(parent == NOWHERE || radix->nodes[parent].in_tree);
   return (quire_page){parent == NOWHERE ? QUIRE_PAGE_NONE : parent};
 }
 

@@ -141,6 +141,7 @@ static void flush(struct writer *w) {
 }
 
 static void add(struct writer *w, struct piece piece) {
+  QUIRE_ASSERT(piece.bytes == 0 || piece.text != NULL);
   if (piece.bytes > 0) {
     quire_strbuf_add(w->rendered ? w->rendered : &w->run, piece.text, piece.bytes);
   }

@@ -41,6 +41,7 @@ static bool read_text(const char *path, char text_out[FILE_BYTES]) {
 
 /* A whole number at the start of text; -1 for anything else ("max"). */
 static int64_t number_of(const char *text) {
+  QUIRE_ASSERT(text != NULL);
   char *end = NULL;
   long long value = strtoll(text, &end, 10);
   return end == text || value < 0 ? -1 : (int64_t)value;
@@ -53,6 +54,7 @@ static int64_t file_number(const char *path) {
 
 /* Bytes of a line "key:   123 kB" of /proc/meminfo; 0 when there is none. */
 static int64_t meminfo_bytes(const char *text, const char *key) {
+  QUIRE_ASSERT(key[strlen(key) - 1] == ':'); /* or a longer key would be found first */
   const char *line = strstr(text, key);
   int64_t kibibytes = line == NULL ? -1 : number_of(line + strlen(key));
   return kibibytes < 0 ? 0 : kibibytes * 1024;
@@ -110,7 +112,8 @@ static int32_t count_nodes(void) {
   int32_t nodes = 0;
   for (int i = 0; i < NODES_MAX; i++) {
     char path[64];
-    (void)snprintf(path, sizeof path, "/sys/devices/system/node/node%d", i);
+    int bytes = snprintf(path, sizeof path, "/sys/devices/system/node/node%d", i);
+    QUIRE_ASSERT(bytes > 0 && (size_t)bytes < sizeof path);
     nodes += access(path, F_OK) == 0 ? 1 : 0;
   }
   return nodes < 1 ? 1 : nodes;

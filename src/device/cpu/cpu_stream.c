@@ -121,6 +121,7 @@ static void copy_with_digest(const struct item_copy *copy) {
 }
 
 static void item_poison(const struct item *item) {
+  QUIRE_ASSERT(item->kind != ITEM_LIST || item->u.list.count > 0);
   for (int32_t i = 0; item->kind == ITEM_LIST && i < item->u.list.count; i++) {
     memset(item->u.list.list[i].target, POISON, item->u.list.list[i].bytes);
   }
@@ -225,7 +226,8 @@ static void reach(struct cpu_stream *stream, uint64_t sequence) {
   while (atomic_load(&stream->executed) < sequence) {
     (void)pthread_cond_wait(&stream->moved, &stream->mutex);
   }
-  atomic_fetch_sub(&stream->waiters, 1);
+  int waited = atomic_fetch_sub(&stream->waiters, 1);
+  QUIRE_ASSERT(waited > 0);
   if (stream->stopping) {
     (void)pthread_cond_broadcast(&stream->moved); /* destroy waits for the last of us */
   }
@@ -425,6 +427,10 @@ static void cpu_copy_list(struct quire_stream *front, const struct quire_copy *l
                           int32_t width) {
   (void)bytes_max;
   (void)width;
+  QUIRE_ASSERT(list != NULL && count > 0);
+  for (int32_t i = 0; i < count; i++) {
+    QUIRE_EXPENSIVE(list[i].bytes <= bytes_max);
+  }
   enqueue(cpu_of(front), &(struct item){.kind = ITEM_LIST, .u.list = {list, count}});
 }
 

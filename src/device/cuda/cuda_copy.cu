@@ -1,6 +1,7 @@
 /* Copy lists on multiprocessors, and the delay of deferred streams. */
 #include <cuda_runtime.h>
 
+#include "base/assert.h"
 #include "device/cuda/cuda_private.h"
 #include "device/scattered_copy.cuh"
 
@@ -51,6 +52,7 @@ cudaError_t quire_cuda_load_copies(void) {
 
 cudaError_t quire_cuda_copy_list(const struct quire_copy *list, int32_t count, uint32_t bytes_max, int32_t width,
                                  cudaStream_t stream) {
+  QUIRE_ASSERT(list != NULL && count >= 0 && bytes_max > 0 && width >= 0);
   struct list_items items = {list, quire_scatter_split(bytes_max)};
   bool small = quire_scatter_is_small(bytes_max);
   int32_t multiprocessors = width > 0 ? width : small ? WIDTH_DEFAULT_SMALL : WIDTH_DEFAULT;

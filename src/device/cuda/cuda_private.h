@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "base/assert.h"
 #include "device/device_private.h"
 
 #ifdef __cplusplus
@@ -43,6 +44,7 @@ struct quire_cuda_device {
 };
 
 static inline struct quire_cuda_device *quire_cuda_device_of(struct quire_device *device) {
+  QUIRE_ASSERT(device->ops == &quire_device_cuda_ops);
   return (struct quire_cuda_device *)device;
 }
 

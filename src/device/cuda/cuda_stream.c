@@ -49,7 +49,12 @@ struct cuda_stream {
   uint64_t random;
 };
 
-static struct cuda_stream *cuda_of(struct quire_stream *front) { return (struct cuda_stream *)front; }
+static const struct quire_stream_ops cuda_stream_ops;
+
+static struct cuda_stream *cuda_of(struct quire_stream *front) {
+  QUIRE_ASSERT(front->ops == &cuda_stream_ops);
+  return (struct cuda_stream *)front;
+}
 
 /* Keeps the first error; true while there is none. */
 static bool fine(struct cuda_stream *stream, cudaError_t error) {
@@ -219,6 +224,7 @@ static void wait_on_host(void *args, struct quire_team *team) {
 
 static void cuda_wait(struct quire_stream *front, struct quire_event event) {
   struct cuda_stream *stream = cuda_of(front);
+  QUIRE_ASSERT(event.stream != front || event.sequence <= stream->recorded); /* a stream is in order already */
   if (event.stream == NULL || event.stream == front || !enter(stream)) {
     return;
   }
@@ -277,6 +283,7 @@ static cudaError_t create_native(struct cuda_stream *stream) {
 enum quire_status quire_cuda_stream(struct quire_device *device, enum quire_stream_mode mode, struct quire_team *team,
                                     uint64_t seed, struct quire_stream **stream_out, struct quire_error *error_out) {
   (void)team;
+  QUIRE_ASSERT(device->ops == &quire_device_cuda_ops);
   if (mode != QUIRE_STREAM_THREAD && mode != QUIRE_STREAM_DEFERRED) {
     return quire_error_set(error_out, QUIRE_ERR_ARGUMENT, "stream", "a GPU runs by itself: mode %d is not for it",
                            (int)mode);

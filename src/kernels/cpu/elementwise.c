@@ -103,6 +103,7 @@ QUIRE_CPU_LAUNCHER(silu_mul, silu_mul_share, (int64_t)op->m * op->n * 4)
 
 static void finite_share(void *context, int member, int threads) {
   const struct quire_finite *op = context;
+  QUIRE_ASSERT(op->flags_out != NULL && (op->m <= 1 || op->x_ld >= op->n));
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {

@@ -128,6 +128,7 @@ static int64_t x_bytes(const struct quire_moe *op) { return op->x_dtype == QUIRE
 static void gather_share(void *context, int member, int threads) {
   const struct moe_context *c = context;
   const struct quire_moe *op = &c->run->op;
+  QUIRE_ASSERT(op->m <= 1 || op->x_ld >= op->hidden);
   int64_t begin, end;
   int64_t bytes = x_bytes(op);
   quire_team_share((int64_t)op->m * op->k, 1, member, threads, &begin, &end);
@@ -228,6 +229,7 @@ static void product_compute(const struct moe_run *run, const struct quire_gemm *
 
 /* Rows [column, end) of a weight, at most COLUMNS of them; column is a multiple of COLUMNS. */
 static struct quire_weight weight_slice(const struct quire_weight *w, int64_t column, int64_t end) {
+  QUIRE_ASSERT(column >= 0 && column % COLUMNS == 0 && column < end && end <= w->n);
   int64_t bytes = w->dtype == QUIRE_DTYPE_F32 ? 4 : w->dtype == QUIRE_DTYPE_BF16 ? 2 : 1;
   struct quire_weight slice = *w; /* packed: whole panels before it, of as many bytes */
   slice.data = (const uint8_t *)w->data + column * w->ld * bytes;

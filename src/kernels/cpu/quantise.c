@@ -75,6 +75,7 @@ static void latent_row(const struct quire_quantise_latent *op, int64_t row) {
 
 static void quantise_latent_share(void *context, int member, int threads) {
   const struct quire_quantise_latent *op = context;
+  QUIRE_ASSERT(op->m <= 1 || (op->latent_ld >= QUIRE_LATENT_DIM && op->rope_ld >= QUIRE_ROPE_DIM));
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {
@@ -86,6 +87,8 @@ QUIRE_CPU_LAUNCHER(quantise_latent, quantise_latent_share, (int64_t)op->m *QUIRE
 
 static void quantise_index_share(void *context, int member, int threads) {
   const struct quire_quantise_index *op = context;
+  QUIRE_ASSERT(op->m <= 1 || op->key_ld >= QUIRE_INDEX_DIM);
+  QUIRE_ASSERT(op->format == QUIRE_KV_F32 || op->scales_out != NULL);
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {

@@ -32,6 +32,7 @@ static void rope_row(const struct quire_rope *op, int64_t row) {
 
 static void rope_share(void *context, int member, int threads) {
   const struct quire_rope *op = context;
+  QUIRE_ASSERT(op->table != NULL && (op->heads <= 1 || op->head_ld >= QUIRE_ROPE_DIM));
   int64_t begin, end;
   quire_team_share(op->m, 1, member, threads, &begin, &end);
   for (int64_t row = begin; row < end; row++) {

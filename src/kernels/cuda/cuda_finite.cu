@@ -1,6 +1,7 @@
 /* finite: a warp a row; what is not below 2^127 in size cannot be stored, NaN included. */
 #include <cuda_runtime.h>
 
+#include "base/assert.h"
 #include "kernels/cuda/cuda_finite.h"
 
 #define THREADS 256
@@ -21,6 +22,7 @@ static __global__ void __launch_bounds__(THREADS) finite_kernel(struct quire_fin
 }
 
 enum quire_status quire_cuda_finite(void *stream, const struct quire_finite *finite) {
+  QUIRE_ASSERT(finite->m >= 0 && finite->flags_out != NULL && (finite->m <= 1 || finite->x_ld >= finite->n));
   unsigned blocks = (unsigned)((finite->m + THREADS / 32 - 1) / (THREADS / 32));
   if (blocks > 0) {
     finite_kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(*finite);

@@ -4,6 +4,7 @@
  * scratch is free, and keeps to few multiprocessors, since it runs beside the layers. */
 #include <cuda_runtime.h>
 
+#include "base/assert.h"
 #include "device/scattered_copy.cuh"
 #include "view/cuda/view_cuda_private.h"
 
@@ -146,6 +147,7 @@ int quire_view_cuda_load(void) {
 }
 
 int quire_view_cuda_sources(const struct quire_view_cuda_sources *args, void *stream) {
+  QUIRE_ASSERT(args->pointers >= 0 && args->entries >= 0 && args->page_tokens > 0);
   int32_t n = args->pointers > args->entries ? args->pointers : args->entries;
   if (n > 0) {
     sources_kernel<<<(unsigned)((n + THREADS - 1) / THREADS), THREADS, 0, (cudaStream_t)stream>>>(*args);
@@ -154,6 +156,8 @@ int quire_view_cuda_sources(const struct quire_view_cuda_sources *args, void *st
 }
 
 int quire_view_cuda_gather(const struct quire_view_cuda_gather *args, void *stream) {
+  QUIRE_ASSERT(args->count >= 0 && (args->count == 0 || args->width > 0));
+  QUIRE_ASSERT(args->claims == NULL || !args->ragged);
   struct gather_pieces pages = {
       0, {quire_scatter_split(args->page_bytes[0]), quire_scatter_split(args->page_bytes[1])}, *args};
   pages.each = pages.split[0].pieces + pages.split[1].pieces + (args->ragged && args->row_bytes[2] > 0 ? 1 : 0);
@@ -165,6 +169,7 @@ int quire_view_cuda_gather(const struct quire_view_cuda_gather *args, void *stre
 }
 
 int quire_view_cuda_put(const struct quire_view_cuda_put *args, void *stream) {
+  QUIRE_ASSERT(args->places >= 0 && args->appends >= 0);
   int32_t rows = args->places + args->appends;
   if (rows > 0) {
     put_kernel<<<(unsigned)((rows + WARPS - 1) / WARPS), THREADS, 0, (cudaStream_t)stream>>>(*args);
@@ -173,6 +178,7 @@ int quire_view_cuda_put(const struct quire_view_cuda_put *args, void *stream) {
 }
 
 int quire_view_cuda_commits(const struct quire_view_cuda_commits *args, void *stream) {
+  QUIRE_ASSERT(args->commits >= 0 && args->parts >= 0);
   if (args->commits > 0 && args->parts > 0) {
     dim3 grid((unsigned)((args->commits + WARPS - 1) / WARPS), (unsigned)args->parts);
     commits_kernel<<<grid, THREADS, 0, (cudaStream_t)stream>>>(*args);
