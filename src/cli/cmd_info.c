@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 #include "collective/collective.h"
 #include "device/device_info.h"
+#include "kernels/kernels_cuda.h"
 #include "layout/fingerprint.h"
 #include "quire/quire.h"
 
@@ -16,6 +17,10 @@ static void print_cuda(void) {
   printf("  cuda          %d x %s, %d multiprocessors, %.0f GiB; driver %d.%d, runtime %d.%d\n", cuda.devices,
          cuda.name, cuda.processors, (double)cuda.memory_bytes / (1 << 30), cuda.driver / 1000, cuda.driver % 1000 / 10,
          cuda.runtime / 1000, cuda.runtime % 1000 / 10);
+  const char *why = NULL;
+  if (!quire_cuda_select_streams(&why)) {
+    printf("  select        scores decode's rows as prefill's, slower: %s\n", why);
+  }
 }
 
 static void print_nccl(void) {

@@ -8,6 +8,7 @@
 #ifndef QUIRE_KERNELS_KERNELS_CUDA_H
 #define QUIRE_KERNELS_KERNELS_CUDA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "device/device.h"
@@ -33,6 +34,11 @@ struct quire_kernels_cuda_load {
 /* Takes some memory of the device while it runs, and blocks. QUIRE_ERR_UNSUPPORTED says which of it no kernel takes
  * (rows of f32), or that the build has no CUDA; QUIRE_ERR_MEMORY, QUIRE_ERR_RANK. */
 enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *load, struct quire_error *error_out);
+
+/* Does select read the keys of decode's rows as a stream of whole pages? Where not, why_out (may be NULL) gets the reason
+ * (the driver makes no tensor maps, or the build has no CUDA), and these rows are scored as prefill's are: the same
+ * lists, slower. The driver is asked once. Threads: any. */
+bool quire_cuda_select_streams(const char **why_out);
 
 /* Scratch of select for up to `rows` rows that see up to limit_max positions on that device, in place of
  * quire_select_scratch_bytes; attend takes none. 0 in a build without CUDA. */

@@ -64,7 +64,8 @@ static void cuda_select(struct quire_stream *stream, struct quire_select args) {
   int device = 0;
   if (native != NULL && args.rows.m > 0) {
     (void)cudaGetDevice(&device); /* quire_stream_native has made it the stream's */
-    struct quire_cuda_select select = {.op = args, .multiprocessors = processors_of(device)};
+    struct quire_cuda_select select = {
+        .op = args, .maps = quire_cuda_select_maps(NULL), .multiprocessors = processors_of(device)};
     launched(stream, quire_cuda_select(native, &select));
   }
 }
@@ -294,6 +295,8 @@ enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *
   quire_memory_destroy(memory);
   return status;
 }
+
+bool quire_cuda_select_streams(const char **why_out) { return quire_cuda_select_maps(why_out) != NULL; }
 
 int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,
                                   int32_t limit_max) {

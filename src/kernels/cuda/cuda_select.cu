@@ -533,7 +533,7 @@ static enum quire_status select_few(cudaStream_t stream, const struct quire_cuda
     int32_t m = op->rows.m - row < step ? op->rows.m - row : step;
     struct select_args args = args_of(select, row, m);
     scratch_carve_few(&args, op->scratch, m, pieces, op->limit_max);
-    enum quire_status status = select_decode(stream, &args, pieces, op->source_rows);
+    enum quire_status status = select_decode(stream, &args, select->maps, pieces, op->source_rows);
     if (status != QUIRE_OK) {
       return status;
     }
@@ -549,7 +549,7 @@ extern "C" enum quire_status quire_cuda_select(void *stream, const struct quire_
     return QUIRE_OK;
   }
   cudaStream_t to = (cudaStream_t)stream;
-  if (op->source_rows > 0 && op->source_rows <= tile_rows_few(op->heads)) {
+  if (select->maps != NULL && op->source_rows > 0 && op->source_rows <= tile_rows_few(op->heads)) {
     return select_few(to, select);
   }
   struct select_args args = args_of(select, 0, op->rows.m);

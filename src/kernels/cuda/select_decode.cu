@@ -12,8 +12,6 @@
  * Rejected: lists of bounded length that are cut when full (a look at the list is a trip to memory, while keys wait),
  * all scores to memory (3 % more bytes a row, and as much to read again), looks at the bins by those who multiply (a
  * fifteenth of their time). */
-#include <pthread.h>
-
 #include "base/assert.h"
 #include "kernels/cuda/cuda_topk.cuh"
 #include "kernels/cuda/select_fold.cuh"
@@ -401,7 +399,7 @@ template <typename S> QUIRE_DEVICE void look(const struct select_args &args, str
 
 template <typename S, bool DUMP>
 static __global__ void __launch_bounds__(THREADS, 1)
-    score_few(const __grid_constant__ struct select_args args, const __grid_constant__ struct memory_maps maps) {
+    score_few(const __grid_constant__ struct select_args args, const __grid_constant__ struct quire_cuda_maps maps) {
   extern __shared__ __align__(1024) uint8_t memory[];
   struct block_memory<S> *shared = (struct block_memory<S> *)memory;
   int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
@@ -429,51 +427,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* --- launching --- */
 
-/* Made once, for all devices and streams. */
-static struct memory_maps memory_maps;
-static bool memory_maps_made;
-
-static void memory_maps_make(void) {
-  static const cuuint64_t extents[3] = {KEY_BYTES, (1u << (MEMORY_LAYER_BITS - 7)) + MEMORY_BOX_ROWS, MEMORY_LAYERS};
-  static const cuuint64_t strides[2] = {KEY_BYTES, 1ull << MEMORY_LAYER_BITS};
-  static const cuuint32_t box[3] = {KEY_BYTES, MEMORY_BOX_ROWS, 1};
-  static const cuuint32_t every[3] = {1, 1, 1};
-  static_assert(KEY_BYTES == 1 << 7 && MEMORY_ORIGINS * 16 == KEY_BYTES, "rows that fill a layer");
-  decltype(&cuTensorMapEncodeTiled) encode = NULL;
-  enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found);
-  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess || encode == NULL) {
-    return;
-  }
-  for (uint64_t origin = 0; origin < MEMORY_ORIGINS; origin++) {
-    if (encode(&memory_maps.of[origin], CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)(origin * 16), extents, strides, box,
-               every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
-      return;
-    }
-  }
-  memory_maps_made = true;
-}
-
-/* NULL where the driver has no tensor maps or makes none of these. */
-static const struct memory_maps *memory_maps_get(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  return pthread_once(&once, memory_maps_make) == 0 && memory_maps_made ? &memory_maps : NULL;
-}
-
-template <typename S> static enum quire_status launch(cudaStream_t stream, struct select_args *args, int pieces) {
+template <typename S>
+static enum quire_status launch(cudaStream_t stream, struct select_args *args, const struct quire_cuda_maps *maps,
+                                int pieces) {
   int bytes = (int)sizeof(block_memory<S>);
   bool dump = args->scores_out != NULL;
-  void (*kernel)(struct select_args, struct memory_maps) = dump ? score_few<S, true> : score_few<S, false>;
+  void (*kernel)(struct select_args, struct quire_cuda_maps) = dump ? score_few<S, true> : score_few<S, false>;
   static_assert(sizeof(block_memory<S>) <= SHARED_MAX, "a shape that fits");
   args->tile_rows = S::ROWS;
   args->unit_keys = S::KEYS;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
-    return QUIRE_ERR_RANK;
-  }
-  const struct memory_maps *maps = memory_maps_get();
-  if (maps == NULL) {
     return QUIRE_ERR_RANK;
   }
   select_prepare(stream, args);
@@ -484,14 +447,16 @@ template <typename S> static enum quire_status launch(cudaStream_t stream, struc
   return status == QUIRE_OK && cudaGetLastError() != cudaSuccess ? QUIRE_ERR_RANK : status;
 }
 
-enum quire_status select_decode(cudaStream_t stream, struct select_args *args, int pieces, int source_rows) {
-  QUIRE_ASSERT(args->rows.m <= SELECT_FEW_ROWS && source_rows > 0);
+enum quire_status select_decode(cudaStream_t stream, struct select_args *args, const struct quire_cuda_maps *maps,
+                                int pieces, int source_rows) {
+  QUIRE_ASSERT(args->rows.m <= SELECT_FEW_ROWS && source_rows > 0 && maps != NULL);
   if (args->heads_padded == 64) {
     QUIRE_ASSERT(source_rows <= 2);
-    return source_rows == 2 ? launch<shape<64, 2>>(stream, args, pieces) : launch<shape<64, 1>>(stream, args, pieces);
+    return source_rows == 2 ? launch<shape<64, 2>>(stream, args, maps, pieces)
+                            : launch<shape<64, 1>>(stream, args, maps, pieces);
   }
   QUIRE_ASSERT(args->heads_padded == 32 && source_rows <= 4);
-  return source_rows > 2   ? launch<shape<32, 4>>(stream, args, pieces)
-         : source_rows > 1 ? launch<shape<32, 2>>(stream, args, pieces)
-                           : launch<shape<32, 1>>(stream, args, pieces);
+  return source_rows > 2   ? launch<shape<32, 4>>(stream, args, maps, pieces)
+         : source_rows > 1 ? launch<shape<32, 2>>(stream, args, maps, pieces)
+                           : launch<shape<32, 1>>(stream, args, maps, pieces);
 }

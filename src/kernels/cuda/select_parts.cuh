@@ -133,6 +133,7 @@ void select_prepare(cudaStream_t stream, const struct select_args *args);
 void select_merge(cudaStream_t stream, const struct select_args *args, int pieces);
 enum quire_status select_merge_shares(cudaStream_t stream, const struct select_args *args, int pieces);
 /* select_decode.cu: all launches of up to SELECT_FEW_ROWS rows; `source_rows` at most 2 with 64 heads, 4 with 32. */
-enum quire_status select_decode(cudaStream_t stream, struct select_args *args, int pieces, int source_rows);
+enum quire_status select_decode(cudaStream_t stream, struct select_args *args, const struct quire_cuda_maps *maps,
+                                int pieces, int source_rows);
 
 #endif

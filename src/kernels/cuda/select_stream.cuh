@@ -2,10 +2,7 @@
  * each filled by a warp of its own and as tensor cores expect it. A stage is the warp group's 64 positions of a unit.
  *
  * Whole pages are copied by the copy engine, which counts at the stage's barrier what is there, so that nobody waits or
- * fences. It swizzles only what a tensor map describes, and pages lie anywhere, in several devices. So the maps
- * describe all memory, which is addresses below 2^49: rows of KEY_BYTES from one of eight origins 16 bytes apart, 2^30
- * rows a layer, and some more, so that a page that begins near the end of a layer is in it. They depend on nothing and
- * are made by the host.
+ * fences; the tensor maps that it swizzles by are those of select_maps.h.
  *
  * A lane holds the page of every 32nd unit, found long before, and has it copied when its turn comes.
  *
@@ -15,18 +12,8 @@
 #ifndef QUIRE_KERNELS_CUDA_SELECT_STREAM_CUH
 #define QUIRE_KERNELS_CUDA_SELECT_STREAM_CUH
 
-#include <cuda.h>
-
+#include "kernels/cuda/select_maps.h"
 #include "kernels/cuda/select_stage.cuh"
-
-#define MEMORY_ORIGINS 8     /* 16 bytes apart; together a row */
-#define MEMORY_LAYER_BITS 37 /* of an address */
-#define MEMORY_LAYERS (1 << 12)
-#define MEMORY_BOX_ROWS 64
-
-struct memory_maps {
-  CUtensorMap of[MEMORY_ORIGINS];
-};
 
 #define HEADS_KEPT 2 /* tiles with room for their heads: keys of the next come while the last of this are multiplied */
 
@@ -82,7 +69,7 @@ QUIRE_DEVICE struct stream_stage stream_stage_of(struct stream_ring<S> *ring, in
 }
 
 /* Keys and scales of a whole page. One thread. */
-QUIRE_DEVICE void stream_page(const struct select_args &args, const struct memory_maps &maps,
+QUIRE_DEVICE void stream_page(const struct select_args &args, const struct quire_cuda_maps &maps,
                               const struct stream_stage &stage, const uint8_t *page) {
   uint64_t at = (uint64_t)(page + args.key.offset);
   int32_t row = (int32_t)(at >> 7) & ((1 << (MEMORY_LAYER_BITS - 7)) - 1);
@@ -117,7 +104,7 @@ QUIRE_DEVICE void stream_pages_next(const struct select_args &args, struct strea
 }
 
 /* Fills a stage with the page that lane `lane` holds. What is not a whole page is there when the warp arrives. */
-QUIRE_DEVICE void stream_fill(const struct select_args &args, const struct memory_maps &maps,
+QUIRE_DEVICE void stream_fill(const struct select_args &args, const struct quire_cuda_maps &maps,
                               const struct stream_stage &stage, const struct stream_pages &pages, int lane) {
   bool whole = pages.held != NULL;
   if ((int)threadIdx.x % 32 == lane && whole) {
@@ -135,7 +122,7 @@ QUIRE_DEVICE void stream_fill(const struct select_args &args, const struct memor
 
 /* The work of the warp that fills the ring of `group`; the first also has the heads copied. */
 template <typename S>
-QUIRE_DEVICE void stream_keys(const struct select_args &args, const struct memory_maps &maps,
+QUIRE_DEVICE void stream_keys(const struct select_args &args, const struct quire_cuda_maps &maps,
                               struct stream_ring<S> *ring, int group) {
   struct walk walk = walk_begin(args);
   struct item item;

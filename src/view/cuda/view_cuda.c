@@ -147,7 +147,12 @@ static enum quire_status load_kernels(const struct quire_view *view, struct quir
       .index_heads = c->index_heads,
       .topk = c->topk,
   };
-  enum quire_status status = quire_kernels_cuda_load(&load, error_out); /* makes the device current */
+  const char *slower = NULL;
+  enum quire_status status = quire_kernels_cuda_load(&load, error_out);            /* makes the device current */
+  if (status == QUIRE_OK && c->rank == 0 && !quire_cuda_select_streams(&slower)) { /* it is so on all ranks */
+    quire_env_log(view->env, QUIRE_LOG_WARN, "select scores the rows of decode as those of prefill, slower: %s",
+                  slower);
+  }
   if (status == QUIRE_OK && quire_view_cuda_load() != 0) {
     status = quire_error_set(error_out, QUIRE_ERR_RANK, "view", "GPU %d does not load the kernels of views",
                              (int)quire_device_index(c->device));

@@ -170,6 +170,7 @@ struct shape {
   int batch;  /* rows of a launch */
   int source_rows;
   bool zeros;
+  bool no_stream; /* as where the driver makes no tensor maps */
 };
 
 static void case_make(struct select_case *c, const struct shape *shape) {
@@ -224,6 +225,7 @@ static void case_make(struct select_case *c, const struct shape *shape) {
   op->scratch = device_array<uint8_t>(
       quire_cuda_select_scratch_bytes(shape->heads, TOPK, shape->batch, shape->length, multiprocessors));
   c->select.multiprocessors = multiprocessors;
+  c->select.maps = shape->no_stream ? NULL : quire_cuda_select_maps(NULL);
   op->source_rows = shape->source_rows;
   c->launches = m / shape->batch;
   CHECK(cudaDeviceSynchronize());
@@ -269,8 +271,8 @@ static void time_prefill(const struct shape *shape, int runs) {
 static void time_decode(const struct shape *shape, int runs) {
   struct select_case c;
   char name[96];
-  snprintf(name, sizeof name, "decode %dK, %d heads, batch %d x %d rows%s", shape->length / 1024, shape->heads,
-           shape->requests, shape->rows, shape->zeros ? ", zeros" : "");
+  snprintf(name, sizeof name, "decode %dK, %d heads, batch %d x %d rows%s%s", shape->length / 1024, shape->heads,
+           shape->requests, shape->rows, shape->zeros ? ", zeros" : "", shape->no_stream ? ", no tensor maps" : "");
   if (strstr(name, only) == NULL) {
     return;
   }
@@ -331,20 +333,23 @@ int main(int argc, char **argv) {
   CHECK(cudaGetDeviceProperties(&properties, 0));
   multiprocessors = properties.multiProcessorCount;
   static const struct shape prefill[] = {
-      {64, 1, 131072, 4096, 4096, 8, false}, {64, 1, 131072, 8192, 8192, 8, false},
-      {64, 1, 32768, 8192, 8192, 8, false},  {64, 1, 131072, 4096, 4096, 8, true},
-      {32, 1, 131072, 8192, 8192, 8, false}, {32, 1, 131072, 8192, 8192, 8, true},
+      {64, 1, 131072, 4096, 4096, 8, false, false}, {64, 1, 131072, 8192, 8192, 8, false, false},
+      {64, 1, 32768, 8192, 8192, 8, false, false},  {64, 1, 131072, 4096, 4096, 8, true, false},
+      {32, 1, 131072, 8192, 8192, 8, false, false}, {32, 1, 131072, 8192, 8192, 8, true, false},
   };
   for (const struct shape &shape : prefill) {
     time_prefill(&shape, 5);
   }
-  static const struct shape whole = {64, 1, 131072, 131072, 8192, 8, false};
+  static const struct shape whole = {64, 1, 131072, 131072, 8192, 8, false, false};
   time_prefill(&whole, 2);
   static const struct shape decode[] = {
-      {64, 64, 131072, 1, 64, 1, false},  {64, 64, 131072, 2, 128, 2, false}, {64, 128, 131072, 1, 128, 1, false},
-      {32, 64, 131072, 1, 64, 1, false},  {32, 64, 131072, 2, 128, 2, false}, {32, 64, 131072, 4, 256, 4, false},
-      {64, 128, 32768, 1, 128, 1, false}, {64, 8, 131072, 2, 16, 2, false},   {64, 1, 131072, 1, 1, 1, false},
-      {64, 64, 131072, 2, 128, 2, true},
+      {64, 64, 131072, 1, 64, 1, false, false},  {64, 64, 131072, 2, 128, 2, false, false},
+      {64, 128, 131072, 1, 128, 1, false, false}, {32, 64, 131072, 1, 64, 1, false, false},
+      {32, 64, 131072, 2, 128, 2, false, false},  {32, 64, 131072, 4, 256, 4, false, false},
+      {64, 128, 32768, 1, 128, 1, false, false},  {64, 8, 131072, 2, 16, 2, false, false},
+      {64, 1, 131072, 1, 1, 1, false, false},     {64, 64, 131072, 2, 128, 2, true, false},
+      {64, 64, 131072, 1, 64, 1, false, true},    {64, 64, 131072, 2, 128, 2, false, true},
+      {64, 1, 131072, 1, 1, 1, false, true},
   };
   for (const struct shape &shape : decode) {
     time_decode(&shape, 11);

@@ -151,7 +151,8 @@ static void selection_free(struct selection *s) {
 struct way {
   int32_t source_rows;
   int32_t pieces;
-  int32_t batch; /* rows of a launch */
+  int32_t batch;  /* rows of a launch */
+  bool no_stream; /* as where the driver makes no tensor maps */
 };
 
 /* Device arrays of all rows: indices and counts, or scores. */
@@ -184,6 +185,7 @@ static void launch(const struct selection *s, struct way way, int32_t row, int32
              .topk = shape->topk,
              .limit_max = s->limit_max,
              .source_rows = way.source_rows},
+      .maps = way.no_stream ? NULL : quire_cuda_select_maps(NULL),
       .multiprocessors = way.pieces,
       .scores_out = to.scores != NULL ? to.scores + (int64_t)row * s->limit_max : NULL,
       .scores_ld = s->limit_max,
@@ -381,8 +383,9 @@ static void scores_check(const struct selection *s, int32_t row) {
 }
 
 static void selection_check(struct selection *s) {
-  static const struct way ways[] = {{4, 132, 1 << 20}, {1, 132, 1 << 20}, {2, 7, 5},
-                                    {8, 1, 1 << 20},   {3, 31, 3},        {1, 1, 1 << 20}};
+  static const struct way ways[] = {{4, 132, 1 << 20, false}, {1, 132, 1 << 20, false}, {2, 7, 5, false},
+                                    {8, 1, 1 << 20, false},   {3, 31, 3, false},        {1, 1, 1 << 20, false},
+                                    {1, 132, 1 << 20, true},  {2, 9, 4, true}};
   const struct shape *shape = &s->shape;
   int32_t *want = test_alloc((int64_t)shape->rows * shape->topk * 4);
   int32_t want_count[ROWS_MAX];
@@ -602,6 +605,7 @@ static int setup(void **state) {
   (void)state;
   rng.state = test_seed("cuda_select");
   small = getenv("QUIRE_TEST_SMALL") != NULL;
+  assert_non_null(quire_cuda_select_maps(NULL)); /* else all ways are those without */
   return 0;
 }
 
