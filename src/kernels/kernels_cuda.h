@@ -21,29 +21,40 @@ extern "C" {
 /* NULL in a build without CUDA. */
 const struct quire_kernels *quire_kernels_cuda(void);
 
+/* What select and attend will be given at most: their limits are of these numbers. */
+struct quire_kernels_cuda_shape {
+  enum quire_kv_format format; /* bf16 or fp8 */
+  int32_t heads;               /* from 1 */
+  int32_t index_heads;         /* 1 to 64 */
+  int32_t topk;                /* 1 to QUIRE_TOPK_MAX */
+  int32_t rows;                /* of a launch: rows x groups of 64 heads are below 2^31 */
+  int32_t limit_max;           /* positions of a source, up to 2^31 - 2^15 */
+};
+
+/* Do the kernels take it? why_out (may be NULL) gets the reason when not, which also is that the build has no CUDA.
+ * Pure; needs no GPU. */
+bool quire_kernels_cuda_can(const struct quire_kernels_cuda_shape *shape, const char **why_out);
+
 /* What a step will run, run once before any step, on rows that see nothing: the driver loads a kernel's code, and
  * reserves what its threads need, at its first launch, and a step allocates nothing. */
 struct quire_kernels_cuda_load {
   struct quire_device *device;
-  uint8_t *scratch; /* of select, for these heads; its contents are lost */
-  enum quire_kv_format format;
-  int32_t heads, index_heads;
-  int32_t topk;
+  uint8_t *scratch; /* of select, for this shape; its contents are lost */
+  struct quire_kernels_cuda_shape shape;
 };
 
-/* Takes some memory of the device while it runs, and blocks. QUIRE_ERR_UNSUPPORTED says which of it no kernel takes
- * (rows of f32), or that the build has no CUDA; QUIRE_ERR_MEMORY, QUIRE_ERR_RANK. */
+/* Takes some memory of the device while it runs, and blocks. QUIRE_ERR_UNSUPPORTED with the reason of
+ * quire_kernels_cuda_can; QUIRE_ERR_MEMORY, QUIRE_ERR_RANK. */
 enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *load, struct quire_error *error_out);
 
-/* Does select read the keys of decode's rows as a stream of whole pages? Where not, why_out (may be NULL) gets the reason
- * (the driver makes no tensor maps, or the build has no CUDA), and these rows are scored as prefill's are: the same
- * lists, slower. The driver is asked once. Threads: any. */
+/* Does select read the keys of decode's rows as a stream of whole pages? Where not, why_out (may be NULL) gets the
+ * reason (the driver makes no tensor maps, or the build has no CUDA), and these rows are scored as prefill's are: the
+ * same lists, slower. The driver is asked once. Threads: any. */
 bool quire_cuda_select_streams(const char **why_out);
 
-/* Scratch of select for up to `rows` rows that see up to limit_max positions on that device, in place of
- * quire_select_scratch_bytes; attend takes none. 0 in a build without CUDA. */
-int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,
-                                  int32_t limit_max);
+/* Scratch of select for up to that on the device, in place of quire_select_scratch_bytes; attend takes none. 0 for what
+ * quire_kernels_cuda_can refuses. */
+int64_t quire_cuda_select_scratch(const struct quire_device *device, const struct quire_kernels_cuda_shape *shape);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "kernels/kernels_cuda.h"
 #include "layout/split.h"
 #include "view/view_internal.h"
 
@@ -69,13 +68,26 @@ static int64_t gather_page_bytes(const struct quire_parts *parts) {
   return (int64_t)parts->page_tokens * (bytes[ARRAY_LATENT] + bytes[ARRAY_KEY] + bytes[ARRAY_SCALE]);
 }
 
+struct quire_kernels_cuda_shape quire_view_cuda_shape(const struct quire_view_config *config) {
+  QUIRE_ASSERT(config->parts != NULL);
+  return (struct quire_kernels_cuda_shape){
+      .format = config->parts->format,
+      .heads = config->heads,
+      .index_heads = config->index_heads,
+      .topk = config->topk,
+      .rows = config->rows_max,
+      .limit_max = config->request_pages_max * config->geometry.page_tokens,
+  };
+}
+
 static int64_t select_scratch_bytes(const struct quire_view_config *config) {
   QUIRE_ASSERT(config->request_pages_max > 0 && config->geometry.page_tokens > 0);
+  if (on_gpu(config)) {
+    struct quire_kernels_cuda_shape shape = quire_view_cuda_shape(config);
+    return align64(quire_cuda_select_scratch(config->device, &shape));
+  }
   int32_t limit_max = config->request_pages_max * config->geometry.page_tokens;
-  return align64(
-      on_gpu(config)
-          ? quire_cuda_select_scratch(config->device, config->index_heads, config->topk, config->rows_max, limit_max)
-          : quire_select_scratch_bytes(config->index_heads, config->topk, limit_max, config->threads));
+  return align64(quire_select_scratch_bytes(config->index_heads, config->topk, limit_max, config->threads));
 }
 
 static int64_t attend_scratch_bytes(const struct quire_view_config *config) {
@@ -227,14 +239,47 @@ const struct quire_view_backend quire_view_cpu_backend = {
     .end = cpu_end,
 };
 
+/* What a GPU does not do; NULL: nothing that is asked for. */
+static const char *gpu_fault(const struct quire_view_config *c) {
+  QUIRE_ASSERT(on_gpu(c));
+  const char *why = NULL;
+  struct quire_kernels_cuda_shape shape = quire_view_cuda_shape(c);
+  if (c->debug || c->fault != QUIRE_VIEW_FAULT_NONE) {
+    return "--debug-shared-kv and --debug-fault work on the CPU only, and this rank is a GPU";
+  }
+  if (c->mode == QUIRE_VIEW_GATHER && c->geometry.page_tokens % 4 != 0) {
+    return "gather on a GPU lays pages side by side at multiples of 16 bytes: they need a multiple of 4 tokens";
+  }
+  (void)quire_kernels_cuda_can(&shape, &why);
+  return why;
+}
+
+/* Numbers that no view is made of; NULL: none of these is. */
+static const char *config_fault(const struct quire_view_config *c) {
+  QUIRE_ASSERT(c != NULL);
+  const char *why = NULL;
+  if (!quire_geometry_valid(&c->geometry) || c->rank < 0 || c->rank >= c->geometry.ranks) {
+    why = "the geometry is none, or the rank none of its";
+  } else if (!quire_view_can(c->mode, &c->geometry, &why)) {
+    return why;
+  } else if (c->rows_max < 1 || c->fresh_max < 0 || c->requests_max < 1 || c->local_rows < 2 ||
+             c->gather_pages_max < 0) {
+    why = "rows and requests of a step, and 2 rows of the local segment, are the least";
+  } else if (c->request_pages_max < 1 || c->request_pages_max > INT32_MAX / c->geometry.page_tokens ||
+             c->limits.entries_max < 1 || c->limits.entries_max > INT32_MAX / 2 / c->request_pages_max) {
+    why = "a request's positions and the pages of all entries are 1 to 2^31";
+  } else if (c->heads < 1 || c->index_heads < 1 || c->topk < 1 || c->topk > QUIRE_TOPK_MAX) {
+    why = "heads are one at least, and the top-k is 1 to 2,048";
+  } else if (on_gpu(c)) {
+    why = gpu_fault(c);
+  }
+  return why;
+}
+
 static enum quire_status create_memory(struct quire_view *view, size_t bytes, struct quire_error *error_out) {
   QUIRE_ASSERT(view->memory == NULL && bytes > 0);
   const struct quire_view_config *config = &view->config;
   view->backend = on_gpu(config) ? &quire_view_cuda_backend : &quire_view_cpu_backend;
-  if (on_gpu(config) && (config->debug || config->fault != QUIRE_VIEW_FAULT_NONE)) {
-    return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "view",
-                           "--debug-shared-kv and --debug-fault work on the CPU only, rank %d is a GPU", config->rank);
-  }
   return config->device == NULL ? quire_memory_create(view->env, bytes, &view->memory, error_out)
                                 : quire_device_memory(config->device, bytes, &view->memory, error_out);
 }
@@ -242,11 +287,10 @@ static enum quire_status create_memory(struct quire_view *view, size_t bytes, st
 enum quire_status quire_view_create(const struct quire_env *env, const struct quire_view_config *config,
                                     const struct quire_view_links *links, struct quire_view **view_out,
                                     struct quire_error *error_out) {
-  const char *refusal = NULL;
-  if (!quire_view_can(config->mode, &config->geometry, &refusal)) {
+  const char *refusal = config_fault(config);
+  if (refusal != NULL) {
     return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "view", "%s", refusal);
   }
-  QUIRE_ASSERT(config->rows_max > 0 && config->local_rows >= 2 && config->topk <= QUIRE_TOPK_MAX);
   struct quire_view *view = quire_env_zalloc(env, 1, sizeof *view);
   if (view == NULL) {
     return quire_error_set(error_out, QUIRE_ERR_MEMORY, "view", "no memory for the view of rank %d", config->rank);
@@ -311,10 +355,15 @@ uint8_t *quire_view_local_row(const struct quire_view *view, int32_t request, in
   return base + (int64_t)row * p->piece[piece].row_bytes;
 }
 
-static void add_row(struct quire_view *view, struct quire_view_rows *rows, int32_t entry, int32_t position,
+/* False: the batch has no room for it. */
+static bool add_row(struct quire_view *view, struct quire_view_rows *rows, int32_t entry, int32_t position,
                     int32_t token) {
-  int32_t i = rows->batch.m++;
-  QUIRE_ASSERT(i < view->config.rows_max);
+  int32_t i = rows->batch.m;
+  QUIRE_ASSERT(i >= 0 && i <= view->config.rows_max);
+  if (i == view->config.rows_max) {
+    return false;
+  }
+  rows->batch.m++;
   rows->batch.sources += i == 0 || rows->entries[i - 1] != entry;
   rows->entries[i] = entry;
   rows->positions[i] = position;
@@ -323,6 +372,7 @@ static void add_row(struct quire_view *view, struct quire_view_rows *rows, int32
   if (position + 1 > rows->batch.limit_max) {
     rows->batch.limit_max = position + 1;
   }
+  return true;
 }
 
 static void close_batch(struct quire_view_rows *rows, bool draft) {
@@ -338,8 +388,8 @@ static int32_t plan_token(const struct quire_view *view, int32_t entry, int32_t 
   return quire_step_entry_token(view->plan, &view->config.limits, quire_view_entry(view, entry), position);
 }
 
-/* Target rows of one kind of entry that this rank computes. */
-static void add_target_rows(struct quire_view *view, enum quire_entry_kind kind) {
+/* Target rows of one kind of entry that this rank computes. False: too many. */
+static bool add_target_rows(struct quire_view *view, enum quire_entry_kind kind) {
   QUIRE_ASSERT(view->plan != NULL);
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);
@@ -347,28 +397,31 @@ static void add_target_rows(struct quire_view *view, enum quire_entry_kind kind)
       continue;
     }
     for (int32_t position = entry->begin; position < entry->end; position++) {
-      if (quire_step_entry_producer(view->plan, entry, position) == view->config.rank) {
-        add_row(view, &view->target, e, position, plan_token(view, e, position));
+      if (quire_step_entry_producer(view->plan, entry, position) == view->config.rank &&
+          !add_row(view, &view->target, e, position, plan_token(view, e, position))) {
+        return false;
       }
     }
   }
+  return true;
 }
 
-static void build_target(struct quire_view *view) {
+static bool build_target(struct quire_view *view) {
   struct quire_view_rows *rows = &view->target;
   memset(&rows->batch, 0, sizeof rows->batch);
-  add_target_rows(view, QUIRE_ENTRY_PREFILL);
+  bool fits = add_target_rows(view, QUIRE_ENTRY_PREFILL);
   rows->prefill_puts = rows->batch.m;
-  add_target_rows(view, QUIRE_ENTRY_DECODE);
+  fits = fits && add_target_rows(view, QUIRE_ENTRY_DECODE);
   rows->batch.puts = rows->batch.m;
   for (int32_t e = 0; e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);
     if (entry->recompute_rank == view->config.rank && entry->begin > 0 && entry->end > entry->begin) {
-      add_row(view, rows, e, entry->begin - 1, plan_token(view, e, entry->begin - 1));
+      fits = fits && add_row(view, rows, e, entry->begin - 1, plan_token(view, e, entry->begin - 1));
     }
   }
   close_batch(rows, false);
   QUIRE_ASSERT(rows->prefill_puts <= rows->batch.puts && rows->batch.puts <= rows->batch.m);
+  return fits;
 }
 
 /* Row of the target batch that holds a position of an entry; the hidden state of a draft row comes from there. */
@@ -384,8 +437,9 @@ static int32_t target_row(const struct quire_view *view, int32_t e, int32_t posi
   return -1;
 }
 
-/* Draft rows: slot s takes the hidden state of position s - 1 and token s, with RoPE position s - 1. */
-static void add_draft_rows(struct quire_view *view, enum quire_entry_kind kind) {
+/* Draft rows: slot s takes the hidden state of position s - 1 and token s, with RoPE position s - 1.
+ * False: too many. */
+static bool add_draft_rows(struct quire_view *view, enum quire_entry_kind kind) {
   QUIRE_ASSERT(view->config.parts->draft_layers > 0);
   struct quire_view_rows *rows = &view->draft;
   int32_t from = 0;
@@ -399,7 +453,9 @@ static void add_draft_rows(struct quire_view *view, enum quire_entry_kind kind) 
         continue;
       }
       int32_t i = rows->batch.m;
-      add_row(view, rows, e, slot, plan_token(view, e, slot));
+      if (!add_row(view, rows, e, slot, plan_token(view, e, slot))) {
+        return false;
+      }
       rows->positions[i] = slot - 1;
       if (slot == entry->begin && entry->carry_rank >= 0) {
         rows->hidden[i] = -entry->request - 1;
@@ -409,20 +465,23 @@ static void add_draft_rows(struct quire_view *view, enum quire_entry_kind kind) 
       }
     }
   }
+  return true;
 }
 
-static void build_draft(struct quire_view *view) {
+static bool build_draft(struct quire_view *view) {
   struct quire_view_rows *rows = &view->draft;
+  bool fits = true;
   memset(&rows->batch, 0, sizeof rows->batch);
   rows->prefill_puts = 0;
   if (view->config.parts->draft_layers > 0) {
-    add_draft_rows(view, QUIRE_ENTRY_PREFILL);
+    fits = add_draft_rows(view, QUIRE_ENTRY_PREFILL);
     rows->prefill_puts = rows->batch.m;
-    add_draft_rows(view, QUIRE_ENTRY_DECODE);
+    fits = fits && add_draft_rows(view, QUIRE_ENTRY_DECODE);
   }
   rows->batch.puts = rows->batch.m;
   close_batch(rows, true);
   QUIRE_ASSERT(rows->prefill_puts <= rows->batch.puts && rows->batch.puts == rows->batch.m);
+  return fits;
 }
 
 /* What the plan's own check cannot know: the bounds of this worker. */
@@ -455,11 +514,17 @@ static const char *entry_fault(const struct quire_view *view, const struct quire
 static const char *plan_fault(const struct quire_view *view) {
   QUIRE_ASSERT(view->plan != NULL);
   const char *why = NULL;
-  int64_t fresh = 0;
+  int64_t fresh = 0, prefix_pages = 0;
   for (int32_t e = 0; why == NULL && e < view->plan->entry_count; e++) {
     const struct quire_step_entry *entry = quire_view_entry(view, e);
     why = entry_fault(view, entry);
-    fresh += entry->kind == QUIRE_ENTRY_PREFILL ? entry->end - entry->begin : 0;
+    if (entry->kind == QUIRE_ENTRY_PREFILL) {
+      fresh += entry->end - entry->begin;
+      prefix_pages += quire_geometry_pages_of(&view->config.geometry, entry->prefix_end);
+    }
+  }
+  if (why == NULL && view->config.mode == QUIRE_VIEW_GATHER && prefix_pages > view->config.gather_pages_max) {
+    why = "the prefixes of prefill have more pages than gather has scratch for";
   }
   if (why == NULL && (fresh > view->config.fresh_max || view->plan->ranks != view->config.geometry.ranks ||
                       view->plan->epoch <= view->fenced)) {
@@ -562,8 +627,11 @@ enum quire_status quire_view_begin(struct quire_view *view, const struct quire_s
   if (status != QUIRE_OK) {
     return status;
   }
-  build_target(view);
-  build_draft(view);
+  if (!build_target(view) || !build_draft(view)) {
+    return quire_error_set(error_out, QUIRE_ERR_RANK, "step plan",
+                           "more rows of rank %d than its view has room for, %d", view->config.rank,
+                           view->config.rows_max);
+  }
   view->backend->begin(view);
   quire_view_gather(view, 0);
   return QUIRE_OK;

@@ -104,8 +104,12 @@ struct quire_view_memory {
  * create ask this. */
 bool quire_view_can(enum quire_view_mode mode, const struct quire_geometry *geometry, const char **why_out);
 
+/* Of a config that create takes. */
 struct quire_view_memory quire_view_bytes(const struct quire_view_config *config);
 
+/* QUIRE_ERR_UNSUPPORTED with the reason when the mode cannot, numbers make no sense, or are beyond what the kernels of
+ * a GPU take (kernels_cuda.h: 64 index heads, rows of bf16 or fp8; gather there takes pages of a multiple of 4 tokens).
+ * QUIRE_ERR_MEMORY, QUIRE_ERR_RANK. */
 enum quire_status quire_view_create(const struct quire_env *env, const struct quire_view_config *config,
                                     const struct quire_view_links *links, struct quire_view **view_out,
                                     struct quire_error *error_out);
@@ -129,8 +133,8 @@ struct quire_view_batch {
   const int32_t *hidden;    /* draft rows: >= 0 row of the target batch, < 0 carry of request -hidden - 1. Else NULL */
 };
 
-/* Starts a step on this rank. QUIRE_ERR_RANK when the plan does not fit this worker, or when the prefix is not fenced
- * (names rank and page). */
+/* Starts a step on this rank. QUIRE_ERR_RANK when the plan does not fit this worker (rows of this rank beyond rows_max
+ * among them), or when the prefix is not fenced (names rank and page). Nothing has been enqueued then. */
 enum quire_status quire_view_begin(struct quire_view *view, const struct quire_step_plan *plan,
                                    struct quire_error *error_out);
 /* Both valid from begin to fence. The draft batch is empty without a draft part. */

@@ -17,6 +17,7 @@
 #define QUIRE_VIEW_VIEW_INTERNAL_H
 
 #include "base/assert.h"
+#include "kernels/kernels_cuda.h"
 #include "view/view.h"
 
 #ifdef __cplusplus
@@ -112,6 +113,9 @@ static inline quire_page *quire_view_table(const struct quire_view *view, int32_
 static inline const struct quire_step_entry *quire_view_entry(const struct quire_view *view, int32_t entry) {
   return quire_step_plan_entries(view->plan) + entry;
 }
+
+/* What a view of a GPU asks of its kernels. */
+struct quire_kernels_cuda_shape quire_view_cuda_shape(const struct quire_view_config *config);
 
 /* Rows of a prefix page that are written: all of them, but for the last page. */
 static inline int32_t quire_view_valid_rows(const struct quire_view *view, const struct quire_step_entry *entry,

@@ -444,6 +444,61 @@ static void a_page_may_be_read_up_to_what_is_being_written(void **unused) {
   close_pair(&pair);
 }
 
+/* The views of a pair again, with other room. */
+static void remake_views(struct pair *pair, enum quire_view_mode mode, int32_t rows_max, int32_t gather_pages_max) {
+  for (int32_t r = 0; r < RANKS; r++) {
+    struct quire_view_config config = view_config(pair, r);
+    struct quire_view_links links = {pair->kernels, pair->collective, &pair->peers, pair->views};
+    config.mode = mode;
+    config.rows_max = rows_max;
+    config.gather_pages_max = gather_pages_max;
+    quire_view_destroy(pair->views[r]);
+    assert_int_equal(quire_view_create(quire_env_default(), &config, &links, &pair->views[r], NULL), QUIRE_OK);
+    quire_view_start(pair->views[r], pair->streams[r], mode == QUIRE_VIEW_GATHER ? pair->streams[r] : NULL);
+  }
+}
+
+/* A plan within its own limits may have more rows of a rank than its view: rows to write, a row to recompute, and draft
+ * rows, of which a rank has one more than of the others when it has the carried state. */
+static void more_rows_than_a_view_has_room_for_are_refused(void **unused) {
+  (void)unused;
+  for (int what = 0; what < 3; what++) {
+    struct pair pair;
+    open_pair(&pair);
+    remake_views(&pair, QUIRE_VIEW_PEER, what == 0 ? 3 : 4, 0);
+    struct quire_step_entry entry = prefill_of(0, 8, -1, -1); /* four rows each */
+    if (what == 0) {
+      run_step(&pair, &entry);
+      expect_refused(&pair, "its view has room for, 3");
+    } else {
+      run_good_step(&pair, &entry);
+      entry = what == 1 ? prefill_of(8, 16, -1, 0) : prefill_of(8, 16, 1, -1);
+      run_step(&pair, &entry);
+      expect_refused(&pair, what == 1 ? "more rows of rank 0" : "more rows of rank 1");
+    }
+    close_pair(&pair);
+  }
+}
+
+static void more_pages_than_gather_has_room_for_are_refused(void **unused) {
+  (void)unused;
+  for (int32_t room = 1; room <= 2; room++) {
+    struct pair pair;
+    open_pair(&pair);
+    remake_views(&pair, QUIRE_VIEW_GATHER, ROWS_MAX, room);
+    struct quire_step_entry entry = prefill_of(0, 8, -1, -1);
+    run_good_step(&pair, &entry);
+    entry = prefill_of(8, 12, 0, -1); /* behind two pages */
+    if (room == 2) {
+      run_good_step(&pair, &entry);
+    } else {
+      run_step(&pair, &entry);
+      expect_refused(&pair, "more pages than gather");
+    }
+    close_pair(&pair);
+  }
+}
+
 static void a_plan_that_contradicts_itself_is_refused(void **unused) {
   (void)unused;
   struct pair pair;
@@ -495,6 +550,41 @@ static void modes_and_sharing(void **unused) {
   }
 }
 
+/* Numbers that are none of a view's end its creation with a reason, and not the program. */
+static void numbers_that_make_no_view_are_refused(void **unused) {
+  (void)unused;
+  struct pair pair;
+  open_pair(&pair);
+  const struct quire_view_config good = view_config(&pair, 0);
+  struct quire_view_config bad[14];
+  size_t n = 0;
+  for (; n < sizeof bad / sizeof bad[0]; n++) {
+    bad[n] = good;
+  }
+  bad[0].geometry.storage_ranks = 3;
+  bad[1].geometry.page_tokens = 0;
+  bad[2].rank = RANKS;
+  bad[3].rank = -1;
+  bad[4].rows_max = 0;
+  bad[5].fresh_max = -1;
+  bad[6].requests_max = 0;
+  bad[7].local_rows = 1;
+  bad[8].request_pages_max = INT32_MAX / PAGE + 1;
+  bad[9].limits.entries_max = INT32_MAX / 10;
+  bad[10].topk = QUIRE_TOPK_MAX + 1;
+  bad[11].topk = 0;
+  bad[12].heads = 0;
+  bad[13].index_heads = 0;
+  struct quire_view_links links = {pair.kernels, pair.collective, &pair.peers, pair.views};
+  for (size_t i = 0; i < n; i++) {
+    struct quire_view *view = NULL;
+    struct quire_error error = {0};
+    assert_int_equal(quire_view_create(quire_env_default(), &bad[i], &links, &view, &error), QUIRE_ERR_UNSUPPORTED);
+    assert_true(view == NULL && error.text[0] != '\0');
+  }
+  close_pair(&pair);
+}
+
 static enum quire_status create_one(void *context, const struct quire_env *env) {
   const struct pair *pair = context;
   struct quire_view *view = NULL, *views[RANKS] = {NULL, NULL};
@@ -523,6 +613,9 @@ int main(void) {
       cmocka_unit_test(pages_without_a_fence_are_not_read),
       cmocka_unit_test(a_page_may_be_read_up_to_what_is_being_written),
       cmocka_unit_test(a_plan_that_contradicts_itself_is_refused),
+      cmocka_unit_test(more_rows_than_a_view_has_room_for_are_refused),
+      cmocka_unit_test(more_pages_than_gather_has_room_for_are_refused),
+      cmocka_unit_test(numbers_that_make_no_view_are_refused),
       cmocka_unit_test(every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -860,6 +860,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
   }
 }
 
+static int32_t head_groups(int32_t heads) { return (heads + HEADS - 1) / HEADS; }
+
 bool quire_cuda_attend_can(const struct quire_attend *attend, const char **why_out) {
   const char *why = NULL;
   if (attend->format != QUIRE_KV_BF16 && attend->format != QUIRE_KV_FP8) {
@@ -870,6 +872,10 @@ bool quire_cuda_attend_can(const struct quire_attend *attend, const char **why_o
     why = "attend on CUDA gives bf16 or f32";
   } else if (attend->part.row_bytes % 16 != 0 || attend->part.piece[0].offset % 16 != 0) {
     why = "attend on CUDA reads rows that start at multiples of 16 bytes";
+  } else if (attend->heads < 1 || attend->heads > INT32_MAX - HEADS) {
+    why = "attend on CUDA takes a head at least";
+  } else if (attend->rows.m > INT32_MAX / head_groups(attend->heads)) {
+    why = "attend on CUDA takes fewer than 2^31 rows times groups of 64 heads";
   }
   if (why_out != NULL) {
     *why_out = why;
@@ -878,12 +884,12 @@ bool quire_cuda_attend_can(const struct quire_attend *attend, const char **why_o
 }
 
 enum quire_status quire_cuda_attend(void *stream, const struct quire_attend *attend) {
-  QUIRE_ASSERT(quire_cuda_attend_can(attend, NULL) && attend->heads > 0);
+  QUIRE_ASSERT(quire_cuda_attend_can(attend, NULL));
   if (attend->rows.m == 0) {
     return QUIRE_OK;
   }
   struct attend_args a = {.op = *attend};
-  a.head_groups = (attend->heads + HEADS - 1) / HEADS;
+  a.head_groups = head_groups(attend->heads);
   a.items = attend->rows.m * a.head_groups;
   a.scale = attend->scale * LOG2E;
   bool fp8 = attend->format == QUIRE_KV_FP8, pair = fp8 && a.head_groups == 2;

@@ -16,8 +16,8 @@ extern "C" {
 #endif
 
 /* Does the kernel cover these shapes and types? q bf16, out bf16 or f32, format bf16 or fp8, any number of heads
- * (groups of 64; others are padded), m and topk of any size. Rows and pages start at multiples of 16 bytes. why_out
- * (may be NULL) gets the reason when not. Reads sizes and types only. */
+ * (groups of 64, others are padded; below 2^31 with those of all rows), topk of any size. Rows and pages start at
+ * multiples of 16 bytes. why_out (may be NULL) gets the reason when not. Reads sizes and types only. */
 bool quire_cuda_attend_can(const struct quire_attend *attend, const char **why_out);
 
 /* Enqueues on a stream of the current device (a cudaStream_t). Entries of a list beyond counts[row], and negative ones,

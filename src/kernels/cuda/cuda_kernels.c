@@ -193,23 +193,23 @@ struct blank {
 
 static size_t lay_blank(const struct quire_kernels_cuda_load *load, uint8_t *base, struct blank *blank) {
   struct quire_carve carve = {base, 0};
-  QUIRE_ASSERT(load->heads > 0 && load->index_heads > 0);
+  QUIRE_ASSERT(load->shape.heads > 0 && load->shape.index_heads > 0);
   blank->source = quire_carve(&carve, 1, sizeof *blank->source);
   blank->source_of = quire_carve(&carve, 1, sizeof(int32_t));
   blank->limit = quire_carve(&carve, 1, sizeof(int32_t));
   blank->counts = quire_carve(&carve, 1, sizeof(int32_t));
-  blank->indices = quire_carve(&carve, load->topk, sizeof(int32_t));
-  blank->x = quire_carve(&carve, load->index_heads, QUIRE_KV_DIM * sizeof(float));
-  blank->lse = quire_carve(&carve, load->heads, sizeof(float));
-  blank->q_latent = quire_carve(&carve, load->heads, QUIRE_LATENT_DIM * sizeof(uint16_t));
-  blank->q_rope = quire_carve(&carve, load->heads, QUIRE_ROPE_DIM * sizeof(uint16_t));
-  blank->out = quire_carve(&carve, load->heads, QUIRE_LATENT_DIM * sizeof(float));
+  blank->indices = quire_carve(&carve, load->shape.topk, sizeof(int32_t));
+  blank->x = quire_carve(&carve, load->shape.index_heads, QUIRE_KV_DIM * sizeof(float));
+  blank->lse = quire_carve(&carve, load->shape.heads, sizeof(float));
+  blank->q_latent = quire_carve(&carve, load->shape.heads, QUIRE_LATENT_DIM * sizeof(uint16_t));
+  blank->q_rope = quire_carve(&carve, load->shape.heads, QUIRE_ROPE_DIM * sizeof(uint16_t));
+  blank->out = quire_carve(&carve, load->shape.heads, QUIRE_LATENT_DIM * sizeof(float));
   return carve.used;
 }
 
 static struct quire_select select_of(const struct quire_kernels_cuda_load *load, const struct blank *blank,
                                      const struct quire_parts *parts) {
-  QUIRE_ASSERT(load->topk > 0);
+  QUIRE_ASSERT(load->shape.topk > 0);
   return (struct quire_select){
       .rows = {blank->source, blank->source_of, blank->limit, 1, 0},
       .part = parts->part[quire_parts_find(parts, QUIRE_PART_TARGET, QUIRE_PART_INDEX_KEY, 0)],
@@ -218,16 +218,16 @@ static struct quire_select select_of(const struct quire_kernels_cuda_load *load,
       .indices_out = blank->indices,
       .counts_out = blank->counts,
       .scratch = load->scratch,
-      .format = load->format,
-      .heads = load->index_heads,
-      .topk = load->topk,
+      .format = load->shape.format,
+      .heads = load->shape.index_heads,
+      .topk = load->shape.topk,
       .limit_max = BLANK_TOKENS,
   };
 }
 
 static struct quire_attend attend_of(const struct quire_kernels_cuda_load *load, const struct blank *blank,
                                      const struct quire_parts *parts) {
-  QUIRE_ASSERT(load->topk > 0);
+  QUIRE_ASSERT(load->shape.topk > 0);
   return (struct quire_attend){
       .rows = {blank->source, blank->source_of, blank->limit, 1, 0},
       .part = parts->part[quire_parts_find(parts, QUIRE_PART_TARGET, QUIRE_PART_LATENT, 0)],
@@ -237,11 +237,11 @@ static struct quire_attend attend_of(const struct quire_kernels_cuda_load *load,
       .counts = blank->counts,
       .out = blank->out,
       .lse = blank->lse,
-      .format = load->format,
+      .format = load->shape.format,
       .q_dtype = QUIRE_DTYPE_BF16,
       .out_dtype = QUIRE_DTYPE_F32,
-      .heads = load->heads,
-      .topk = load->topk,
+      .heads = load->shape.heads,
+      .topk = load->shape.topk,
       .scale = 1.0f,
   };
 }
@@ -253,7 +253,7 @@ static void run_blank(struct quire_stream *stream, const struct quire_kernels_cu
   struct quire_quantise_latent latent = {.latent = blank->x,
                                          .rope = blank->x,
                                          .out = blank->out,
-                                         .format = load->format,
+                                         .format = load->shape.format,
                                          .m = 1,
                                          .latent_ld = QUIRE_KV_DIM,
                                          .rope_ld = QUIRE_KV_DIM};
@@ -265,20 +265,48 @@ static void run_blank(struct quire_stream *stream, const struct quire_kernels_cu
   table.attend(stream, attend_of(load, blank, parts));
 }
 
+/* The numbers that their predicates look at. */
+bool quire_kernels_cuda_can(const struct quire_kernels_cuda_shape *shape, const char **why_out) {
+  QUIRE_ASSERT(shape != NULL);
+  struct quire_parts parts;
+  if (!quire_parts_build(&parts, shape->format, BLANK_TOKENS, 1, NULL, 0)) {
+    if (why_out != NULL) {
+      *why_out = "rows of an unknown format";
+    }
+    return false;
+  }
+  const struct quire_select select = {
+      .rows = {.m = shape->rows},
+      .part = parts.part[quire_parts_find(&parts, QUIRE_PART_TARGET, QUIRE_PART_INDEX_KEY, 0)],
+      .format = shape->format,
+      .heads = shape->index_heads,
+      .topk = shape->topk,
+      .limit_max = shape->limit_max,
+  };
+  const struct quire_attend attend = {
+      .rows = {.m = shape->rows},
+      .part = parts.part[quire_parts_find(&parts, QUIRE_PART_TARGET, QUIRE_PART_LATENT, 0)],
+      .format = shape->format,
+      .q_dtype = QUIRE_DTYPE_BF16,
+      .out_dtype = QUIRE_DTYPE_BF16,
+      .heads = shape->heads,
+      .topk = shape->topk,
+  };
+  return quire_cuda_select_can(&select, why_out) && quire_cuda_attend_can(&attend, why_out);
+}
+
 enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *load, struct quire_error *error_out) {
   struct blank blank;
   struct quire_parts parts;
   struct quire_memory *memory = NULL;
   struct quire_stream *stream = NULL;
-  size_t bytes = lay_blank(load, NULL, &blank);
-  bool built = quire_parts_build(&parts, load->format, BLANK_TOKENS, 1, NULL, 0);
-  QUIRE_ASSERT(built && quire_device_kind_of(load->device) == QUIRE_DEVICE_CUDA);
-  const struct quire_select select = select_of(load, &blank, &parts);
-  const struct quire_attend attend = attend_of(load, &blank, &parts);
   const char *why = NULL;
-  if (!quire_cuda_select_can(&select, &why) || !quire_cuda_attend_can(&attend, &why)) {
+  if (!quire_kernels_cuda_can(&load->shape, &why)) {
     return quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "cuda", "%s", why);
   }
+  size_t bytes = lay_blank(load, NULL, &blank);
+  bool built = quire_parts_build(&parts, load->shape.format, BLANK_TOKENS, 1, NULL, 0);
+  QUIRE_ASSERT(built && quire_device_kind_of(load->device) == QUIRE_DEVICE_CUDA);
   enum quire_status status = quire_device_memory(load->device, bytes, &memory, error_out);
   if (status != QUIRE_OK) {
     return status;
@@ -298,8 +326,11 @@ enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *
 
 bool quire_cuda_select_streams(const char **why_out) { return quire_cuda_select_maps(why_out) != NULL; }
 
-int64_t quire_cuda_select_scratch(const struct quire_device *device, int32_t heads, int32_t topk, int32_t rows,
-                                  int32_t limit_max) {
+int64_t quire_cuda_select_scratch(const struct quire_device *device, const struct quire_kernels_cuda_shape *shape) {
   QUIRE_ASSERT(quire_device_kind_of(device) == QUIRE_DEVICE_CUDA);
-  return quire_cuda_select_scratch_bytes(heads, topk, rows, limit_max, processors_of(quire_device_index(device)));
+  if (!quire_kernels_cuda_can(shape, NULL)) {
+    return 0;
+  }
+  int32_t processors = processors_of(quire_device_index(device));
+  return quire_cuda_select_scratch_bytes(shape->index_heads, shape->topk, shape->rows, shape->limit_max, processors);
 }

@@ -494,10 +494,13 @@ extern "C" bool quire_cuda_select_can(const struct quire_select *op, const char 
     return refuse(why_out, "index keys in f32 have no path on tensor cores; use --kv-format bf16 or fp8");
   }
   if (op->heads < 1 || op->heads > QUIRE_CUDA_INDEX_HEADS_MAX) {
-    return refuse(why_out, "more than 64 index heads");
+    return refuse(why_out, "select on CUDA takes 1 to 64 index heads");
   }
   if (op->topk < 1 || op->topk > QUIRE_TOPK_MAX) {
-    return refuse(why_out, "a top-k beyond 2,048");
+    return refuse(why_out, "select on CUDA takes a top-k of 1 to 2,048");
+  }
+  if (op->rows.m < 0 || op->limit_max < 0 || op->limit_max > QUIRE_CUDA_LIMIT_MAX) {
+    return refuse(why_out, "select on CUDA takes up to 2^31 - 2^15 positions a row");
   }
   return true;
 }
@@ -544,7 +547,7 @@ static enum quire_status select_few(cudaStream_t stream, const struct quire_cuda
 extern "C" enum quire_status quire_cuda_select(void *stream, const struct quire_cuda_select *select) {
   const struct quire_select *op = &select->op;
   QUIRE_ASSERT(quire_cuda_select_can(op, NULL) && op->part.kind == QUIRE_PART_INDEX_KEY);
-  QUIRE_ASSERT(select->multiprocessors > 0 && op->rows.m >= 0 && op->source_rows >= 0);
+  QUIRE_ASSERT(select->multiprocessors > 0 && op->source_rows >= 0);
   if (op->rows.m == 0) {
     return QUIRE_OK;
   }

@@ -23,6 +23,7 @@ extern "C" {
 #endif
 
 #define QUIRE_CUDA_INDEX_HEADS_MAX 64
+#define QUIRE_CUDA_LIMIT_MAX (INT32_MAX - (1 << 15)) /* of a row's limit: pages are looked up ahead of it */
 
 /* Tensor maps of all memory (select_maps.h), made at the first call for all devices and streams; NULL where the driver
  * makes none, and why_out (may be NULL) then gets the reason, a text that stays. Threads: any. */
@@ -38,7 +39,7 @@ struct quire_cuda_select {
   int64_t scores_ld;
 };
 
-/* Can it run? why_out (may be NULL) gets the reason when not. */
+/* Can it run? Looks at format, heads, topk, m and limit_max. why_out (may be NULL) gets the reason when not. */
 bool quire_cuda_select_can(const struct quire_select *op, const char **why_out);
 
 /* Scratch for up to m rows of `heads` index heads that see up to limit_max positions; 256-byte aligned. */

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "kernels/kernels_cuda.h"
 #include "layout/carve.h"
 #include "view/cuda/view_cuda_private.h"
 #include "view/view_internal.h"
@@ -139,14 +138,7 @@ static void cuda_close(struct quire_view *view) {
 /* All kernels of a step, so that its first one allocates nothing. */
 static enum quire_status load_kernels(const struct quire_view *view, struct quire_error *error_out) {
   const struct quire_view_config *c = &view->config;
-  struct quire_kernels_cuda_load load = {
-      .device = c->device,
-      .scratch = view->select_scratch,
-      .format = c->parts->format,
-      .heads = c->heads,
-      .index_heads = c->index_heads,
-      .topk = c->topk,
-  };
+  struct quire_kernels_cuda_load load = {c->device, view->select_scratch, quire_view_cuda_shape(c)};
   const char *slower = NULL;
   enum quire_status status = quire_kernels_cuda_load(&load, error_out);            /* makes the device current */
   if (status == QUIRE_OK && c->rank == 0 && !quire_cuda_select_streams(&slower)) { /* it is so on all ranks */

@@ -462,24 +462,6 @@ static void test_digest(void **state) {
   rng.state = seed;
 }
 
-static void test_refused(void **state) {
-  (void)state;
-  const char *why = NULL;
-  struct quire_attend op = {.format = QUIRE_KV_BF16, .q_dtype = QUIRE_DTYPE_BF16, .out_dtype = QUIRE_DTYPE_BF16};
-  op.part = test_part(QUIRE_PART_LATENT, QUIRE_KV_BF16, 64);
-  assert_true(quire_cuda_attend_can(&op, &why));
-  assert_null(why);
-  op.format = QUIRE_KV_F32;
-  assert_false(quire_cuda_attend_can(&op, &why));
-  assert_non_null(why);
-  op.format = QUIRE_KV_FP8;
-  op.q_dtype = QUIRE_DTYPE_F32;
-  assert_false(quire_cuda_attend_can(&op, NULL));
-  op.q_dtype = QUIRE_DTYPE_BF16;
-  op.out_dtype = QUIRE_DTYPE_FP8;
-  assert_false(quire_cuda_attend_can(&op, NULL));
-}
-
 static int setup(void **state) {
   (void)state;
   rng.state = test_seed("cuda_attend");
@@ -502,7 +484,6 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_formats), cmocka_unit_test(test_edges), cmocka_unit_test(test_random_shapes),
       cmocka_unit_test(test_long),    cmocka_unit_test(test_empty), cmocka_unit_test(test_digest),
-      cmocka_unit_test(test_refused),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

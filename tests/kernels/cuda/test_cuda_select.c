@@ -585,22 +585,6 @@ static void test_empty(void **state) {
   assert_int_equal(quire_cuda_select(NULL, &none), QUIRE_OK);
 }
 
-static void test_refused(void **state) {
-  (void)state;
-  const char *why = NULL;
-  struct quire_select op = {.heads = 64, .topk = 2048, .format = QUIRE_KV_FP8};
-  assert_true(quire_cuda_select_can(&op, &why));
-  op.heads = 65;
-  assert_false(quire_cuda_select_can(&op, &why));
-  assert_non_null(why);
-  op.heads = 64;
-  op.format = QUIRE_KV_F32;
-  assert_false(quire_cuda_select_can(&op, &why));
-  op.format = QUIRE_KV_BF16;
-  op.topk = 2049;
-  assert_false(quire_cuda_select_can(&op, NULL));
-}
-
 static int setup(void **state) {
   (void)state;
   rng.state = test_seed("cuda_select");
@@ -618,7 +602,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_flavours), cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_long),
       cmocka_unit_test(test_many),     cmocka_unit_test(test_edges),         cmocka_unit_test(test_border),
-      cmocka_unit_test(test_empty),    cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_empty),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }

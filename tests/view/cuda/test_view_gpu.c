@@ -690,22 +690,33 @@ static void a_failed_stream_writes_nothing_more(void **state) {
   free_outcome(&run.outcome);
 }
 
-/* What no kernel takes is refused when the view is made, with the reason. */
-static void rows_of_f32_are_refused(void **state) {
+/* What no kernel takes is refused when the view is made, with the reason; its bytes may be asked for all the same. */
+static void what_no_kernel_takes_is_refused(void **state) {
   (void)state;
   static struct run run;
-  struct quire_parts parts;
-  struct quire_view *view = NULL;
-  struct quire_error error = {0};
+  struct quire_parts f32, five;
   open_run(&run, (struct way){"one rank", "peer", QUIRE_DEVICE_CUDA, QUIRE_KV_FP8, QUIRE_VIEW_LOCAL,
                               QUIRE_STREAM_THREAD, 1, 200, 0});
   struct quire_view_links links = {run.kernels, run.collective, &run.peers, run.views};
-  struct quire_view_config config = config_of(&run, 0);
-  assert_true(quire_parts_build(&parts, QUIRE_KV_F32, PAGE, TARGET_LAYERS, NULL, 1));
-  config.parts = &parts;
-  assert_int_equal(quire_view_create(quire_env_default(), &config, &links, &view, &error), QUIRE_ERR_UNSUPPORTED);
-  assert_non_null(strstr(error.text, "f32"));
-  assert_null(view);
+  assert_true(quire_parts_build(&f32, QUIRE_KV_F32, PAGE, TARGET_LAYERS, NULL, 1));
+  assert_true(quire_parts_build(&five, QUIRE_KV_FP8, 5, TARGET_LAYERS, NULL, 1));
+  static const char *const words[] = {"f32", "64 index heads", "positions", "4 tokens"};
+  for (int what = 0; what < 4; what++) {
+    struct quire_view *view = NULL;
+    struct quire_error error = {0};
+    struct quire_view_config config = config_of(&run, 0);
+    config.parts = what == 0 ? &f32 : what == 3 ? &five : config.parts;
+    config.index_heads = what == 1 ? 65 : config.index_heads;
+    config.request_pages_max = what == 2 ? INT32_MAX / PAGE : config.request_pages_max;
+    config.limits.entries_max = what == 2 ? 1 : config.limits.entries_max;
+    config.mode = what == 3 ? QUIRE_VIEW_GATHER : config.mode;
+    config.geometry.page_tokens = what == 3 ? 5 : config.geometry.page_tokens;
+    assert_true(quire_view_bytes(&config).scratch > 0);
+    assert_int_equal(quire_view_create(quire_env_default(), &config, &links, &view, &error), QUIRE_ERR_UNSUPPORTED);
+    if (view != NULL || strstr(error.text, words[what]) == NULL) {
+      fail_msg("\"%s\" does not say \"%s\"", error.text, words[what]);
+    }
+  }
   close_run(&run);
   free_outcome(&run.outcome);
 }
@@ -809,7 +820,7 @@ int main(void) {
       cmocka_unit_test(fp8_rows_are_the_same_bytes),
       cmocka_unit_test(bf16_rows_are_the_same_bytes),
       cmocka_unit_test(a_failed_stream_writes_nothing_more),
-      cmocka_unit_test(rows_of_f32_are_refused),
+      cmocka_unit_test(what_no_kernel_takes_is_refused),
       cmocka_unit_test(bytes_are_all_counted),
       cmocka_unit_test(every_allocation_may_fail),
       cmocka_unit_test(quiesce_waits_for_all),
