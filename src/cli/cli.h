@@ -100,6 +100,9 @@ enum quire_status cli_model_open(const struct cli_worker *worker, struct cli_mod
                                  struct quire_error *error_out);
 void cli_model_close(struct cli_model *model);
 
+/* What requests need, for the function below, where none is known yet: whatever --ctx-tokens says; without it 16,384,
+ * or as many as the model has positions. */
+int64_t cli_open_context(const struct cli_worker *worker, const struct cli_model *model);
 /* Engine configuration of a worker; ctx_tokens is what requests need where the user left it open. */
 enum quire_status cli_engine_config(const struct cli_worker *worker, const struct cli_model *model, int64_t ctx_tokens,
                                     struct quire_engine_config *config_out, struct quire_error *error_out);

@@ -6,6 +6,8 @@
 #include "device/device_info.h"
 #include "layout/fingerprint.h"
 
+#define OPEN_CONTEXT 16384
+
 static void on_weights(void *context, uint64_t done, uint64_t total) {
   const uint64_t *started = context;
   cli_progress("load", (double)done * 1e-6, (double)total * 1e-6, "MB", *started);
@@ -125,6 +127,11 @@ static enum quire_view_mode view_mode(const struct cli_worker *worker, bool shar
   default:
     return shared && worker->ranks > 1 ? QUIRE_VIEW_PEER : QUIRE_VIEW_LOCAL;
   }
+}
+
+int64_t cli_open_context(const struct cli_worker *worker, const struct cli_model *model) {
+  int64_t usual = model->config.positions < OPEN_CONTEXT ? model->config.positions : OPEN_CONTEXT;
+  return worker->ctx_tokens > 0 ? worker->ctx_tokens : usual;
 }
 
 enum quire_status cli_engine_config(const struct cli_worker *worker, const struct cli_model *model, int64_t ctx_tokens,

@@ -148,8 +148,7 @@ static int info_model(const struct cli_worker *worker) {
   struct quire_engine_memory memory;
   enum quire_status status = cli_model_open(worker, &model, &error);
   if (status == QUIRE_OK) {
-    int64_t ctx = model.config.positions < 16384 ? model.config.positions : 16384;
-    status = cli_engine_config(worker, &model, ctx, &config, &error);
+    status = cli_engine_config(worker, &model, cli_open_context(worker, &model), &config, &error);
   }
   if (status == QUIRE_OK) {
     status = quire_engine_plan(&config, &memory, &error);

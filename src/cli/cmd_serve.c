@@ -246,9 +246,9 @@ static void *loop_main(void *context) {
 /* --- the model --- */
 
 static enum quire_status create_worker(struct serving *serving, struct quire_error *error_out) {
-  int64_t ctx = serving->model.config.positions < 16384 ? serving->model.config.positions : 16384;
-  enum quire_status status = cli_engine_config(&serving->worker, &serving->model,
-                                               serving->worker.ctx_tokens > 0 ? 1 : ctx, &serving->config, error_out);
+  enum quire_status status =
+      cli_engine_config(&serving->worker, &serving->model, cli_open_context(&serving->worker, &serving->model),
+                        &serving->config, error_out);
   if (status != QUIRE_OK) {
     return status;
   }

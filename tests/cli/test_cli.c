@@ -258,6 +258,10 @@ static void test_insight(void **state) {
   outcome = quire(arguments);
   assert_int_equal(outcome->code, 0);
   assert_non_null(strstr(outcome->out, "-had-anyscale"));
+  expand("info --model %M --ctx-tokens 100 --cache-tokens 640", arguments); /* of short requests, too */
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_non_null(strstr(outcome->out, "memory plan (1 rank, context 100, cache 640 tokens, chunk 512)"));
   expand("check --model %M", arguments);
   outcome = quire(arguments);
   assert_int_equal(outcome->code, 0);
