@@ -40,6 +40,7 @@ if(QUIRE_FUZZ)
 endif()
 
 if(NOT QUIRE_SANITIZE STREQUAL "")
+  target_compile_definitions(quire_flags INTERFACE QUIRE_SANITIZED)
   target_compile_options(quire_flags INTERFACE
     $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${QUIRE_SANITIZE};-fno-omit-frame-pointer;-O1>)
   target_link_options(quire_flags INTERFACE -fsanitize=${QUIRE_SANITIZE})

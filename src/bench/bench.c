@@ -150,8 +150,8 @@ static void close_bench(struct bench *bench) {
 /* Figures of a build or a run that checks itself mean nothing. */
 static enum quire_status refuse_debugging(const struct bench *bench, struct quire_error *error_out) {
   const char *what = NULL;
-#if defined(QUIRE_DEBUG_ASSERTS) || defined(QUIRE_EXPENSIVE_ASSERTS)
-  what = bench->options.tiny ? NULL : "this build has debugging assertions";
+#if defined(QUIRE_DEBUG_ASSERTS) || defined(QUIRE_EXPENSIVE_ASSERTS) || defined(QUIRE_SANITIZED)
+  what = bench->options.tiny ? NULL : "this build has debugging assertions or sanitizers";
 #endif
   if (bench->worker.poison || bench->worker.debug_shared_kv || bench->worker.fault != 0) {
     what = "--poison and --debug-* are debugging switches";

@@ -24,7 +24,7 @@ static char output[OUTPUT_BYTES];
 static int bench(const char *arguments) {
   char command[1024];
   snprintf(command, sizeof command,
-           "OMP_WAIT_POLICY=passive '%s/bin/quire' bench %s --tiny --repeats 1 --out '%s' 2>&1 </dev/null",
+           "OMP_WAIT_POLICY=passive QUIRE_TINY=true '%s/bin/quire' bench %s --repeats 1 --out '%s' 2>&1 </dev/null",
            QUIRE_BINARY_DIR, arguments, out_dir);
   FILE *pipe = popen(command, "r");
   assert_non_null(pipe);
@@ -126,6 +126,18 @@ static void refusals(void **state) {
   }
 }
 
+/* A build that checks itself measures its checks; --tiny, as above, only sees that a bench runs. */
+static void a_build_that_checks_itself_is_refused(void **state) {
+  (void)state;
+#if defined(QUIRE_DEBUG_ASSERTS) || defined(QUIRE_EXPENSIVE_ASSERTS) || defined(QUIRE_SANITIZED)
+  const char *names = "debugging assertions or sanitizers";
+#else
+  const char *names = "no case of bench topk has \"nothing\" in its name";
+#endif
+  assert_int_equal(bench("topk --only nothing --no-tiny"), 2);
+  assert_non_null(strstr(output, names));
+}
+
 static int setup(void **state) {
   (void)state;
   snprintf(model_dir, sizeof model_dir, "/tmp/quire-bench-XXXXXX");
@@ -152,6 +164,7 @@ int main(void) {
       cmocka_unit_test(each_bench_prints_its_ceiling),
       cmocka_unit_test(a_missed_bar_is_an_error_only_when_asked),
       cmocka_unit_test(refusals),
+      cmocka_unit_test(a_build_that_checks_itself_is_refused),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
