@@ -156,9 +156,9 @@ static enum quire_status refuse_debugging(const struct bench *bench, struct quir
   if (bench->worker.poison || bench->worker.debug_shared_kv || bench->worker.fault != 0) {
     what = "--poison and --debug-* are debugging switches";
   }
-  return what == NULL ? QUIRE_OK
-                      : quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "--poison, --debug-*",
-                                        "%s: figures with them mean nothing", what);
+  return what == NULL
+             ? QUIRE_OK
+             : quire_error_set(error_out, QUIRE_ERR_UNSUPPORTED, "bench", "%s: figures with them mean nothing", what);
 }
 
 static enum quire_status open_bench(struct bench *bench, struct quire_error *error_out) {
