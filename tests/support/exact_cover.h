@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define EXACT_FACTORS_MAX 20
+#define EXACT_FACTORS_MAX 21
 #define EXACT_LEVELS_MAX 40
 #define EXACT_ROWS_MAX 4000
 

@@ -28,6 +28,7 @@ enum factor {
   F_THREADS,
   F_EXECUTOR,
   F_ISA,
+  F_WEIGHTS,
   F_SOURCE,
   F_MTP,
   F_COPIES,
@@ -41,7 +42,13 @@ enum factor {
   FACTORS,
 };
 
+/* Behind the levels of ranks and of threads one more stands for the others: a cell draws which. */
 static const int32_t ranks_of[] = {1, 2, 3, 4, 8};
+static const int32_t other_ranks[] = {5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16};
+#define RANKS (int)(sizeof ranks_of / sizeof ranks_of[0])
+#define OTHER_RANKS (sizeof other_ranks / sizeof other_ranks[0])
+#define THREADS 2       /* 1, 2 */
+#define OTHER_THREADS 2 /* 3, 4 */
 static const int32_t chunks_of[] = {1, 64, 100, 512, 0};
 /* sharing and view go together */
 static const struct {
@@ -81,15 +88,16 @@ static bool has_avx512(void) {
 static struct exact_cover make_cover(const struct exact_matrix *matrix) {
   struct exact_cover cover = {.factors = FACTORS, .allowed = allowed};
   cover.levels[F_LENGTH] = matrix->length_count;
-  cover.levels[F_RANKS] = 5;
+  cover.levels[F_RANKS] = RANKS + 1;
   cover.levels[F_SPLIT] = 2;
   cover.levels[F_VIEW] = 3;
   cover.levels[F_CHUNK] = 5;
   cover.levels[F_KV] = KV_FORMATS;
   cover.levels[F_COMPUTE] = COMPUTES;
-  cover.levels[F_THREADS] = 2;
+  cover.levels[F_THREADS] = THREADS + 1;
   cover.levels[F_EXECUTOR] = 2;
   cover.levels[F_ISA] = has_avx512() ? 2 : 1;
+  cover.levels[F_WEIGHTS] = 2;
   cover.levels[F_SOURCE] = EXACT_SOURCES;
   cover.levels[F_MTP] = 2;
   cover.levels[F_COPIES] = 2;
@@ -109,14 +117,15 @@ static struct exact_cell make_cell(const struct exact_matrix *matrix, const int 
   cell.compute = row[F_COMPUTE] == 1 ? QUIRE_DTYPE_F32 : QUIRE_DTYPE_BF16;
   cell.kv = (enum quire_kv_format)row[F_KV];
   cell.mtp = row[F_MTP] == 1;
-  cell.ranks = ranks_of[row[F_RANKS]];
+  cell.ranks = row[F_RANKS] < RANKS ? ranks_of[row[F_RANKS]] : other_ranks[(bits >> 48 & 0xff) % OTHER_RANKS];
   cell.split = row[F_SPLIT] == 0 ? QUIRE_SPLIT_ZIGZAG : QUIRE_SPLIT_INTERLEAVE;
   cell.sharing = views_of[row[F_VIEW]].sharing;
   cell.view = views_of[row[F_VIEW]].view;
   cell.chunk = chunks_of[row[F_CHUNK]];
-  cell.threads = 1 + row[F_THREADS];
+  cell.threads = 1 + row[F_THREADS] + (row[F_THREADS] < THREADS ? 0 : (int)(bits >> 56) % OTHER_THREADS);
   cell.executor = row[F_EXECUTOR] == 1 ? "proc" : "threads";
   cell.isa = row[F_ISA] == 1 ? "avx512" : "portable";
+  cell.mapped = row[F_WEIGHTS] == 1;
   cell.source = (enum exact_source)row[F_SOURCE];
   cell.copy_mode = row[F_COPIES] == 1 ? QUIRE_STREAM_DEFERRED : QUIRE_STREAM_THREAD;
   cell.copy_seed = bits;

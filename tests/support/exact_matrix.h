@@ -1,7 +1,9 @@
 /* The exactness matrix (docs/design.md, "Same bits"): cells of a pairwise cover over everything that must not change a
  * bit, and seeded random ones, each compared with a reference. A soak walks the full cross instead: every combination
  * of lengths, ranks, split, sharing and view, chunk, KV format, compute type, executor and source, in a seeded order,
- * with the other factors drawn at random, as long as there is time.
+ * with the other factors drawn at random, as long as there is time. Of the numbers of ranks (1 to 16) and threads a
+ * rank (1 to 4) those that a worker is likely to have are levels of their own; one level stands for all others, and a
+ * cell of it draws which.
  *
  * The reference of a length is answered by a worker of one rank, one thread and one chunk, kernels "portable": it runs
  * the longest prompt once, cold, for each arithmetic (weights, compute type, KV format), and then every shorter one on

@@ -51,15 +51,15 @@ void exact_cell_text(const struct exact_cell *cell, char text_out[EXACT_TEXT_BYT
   snprintf(
       text_out, EXACT_TEXT_BYTES,
       "model %s compute %s kv %s%s%s mtp %s | ranks %d split %s kv %s view %s chunk %d executor %s threads %d isa %s "
-      "copies %s (seed %llu) debug %d | %s %s%s slack %d | length %d new %d temperature %g %s%s",
+      "weights %s copies %s (seed %llu) debug %d | %s %s%s slack %d | length %d new %d temperature %g %s%s",
       cell->model->dir, cell->compute == QUIRE_DTYPE_F32 ? "f32" : "bf16", quire_kv_format_name(cell->kv),
       cell->hadamard ? " hadamard" : "", cell->any_scale ? " any scale" : "", cell->mtp ? "on" : "off", cell->ranks,
       cell->split == QUIRE_SPLIT_ZIGZAG ? "zigzag" : "interleave",
       cell->sharing == QUIRE_SHARING_SHARED ? "shared" : "replicated", views[cell->view], cell->chunk, cell->executor,
-      cell->threads, cell->isa, cell->copy_mode == QUIRE_STREAM_DEFERRED ? "deferred" : "thread",
-      (unsigned long long)cell->copy_seed, cell->debug, companies[cell->company], cell->warm ? "warm " : "",
-      sources[cell->source], cell->slack_pages, cell->length, cell->new_max, (double)cell->temperature,
-      samplings[cell->sampling], cell->scored ? " scored" : "");
+      cell->threads, cell->isa, cell->mapped ? "mapped" : "packed",
+      cell->copy_mode == QUIRE_STREAM_DEFERRED ? "deferred" : "thread", (unsigned long long)cell->copy_seed,
+      cell->debug, companies[cell->company], cell->warm ? "warm " : "", sources[cell->source], cell->slack_pages,
+      cell->length, cell->new_max, (double)cell->temperature, samplings[cell->sampling], cell->scored ? " scored" : "");
 }
 
 struct quire_engine_config exact_engine_config(const struct exact_cell *cell, int32_t ctx_tokens,
