@@ -263,3 +263,17 @@ double bench_token_bytes(const struct bench *bench) {
   }
   return bytes;
 }
+
+double bench_token_kv_bytes(const struct bench_worker *worker, int32_t positions) {
+  const struct quire_parts *parts = quire_engine_parts_of(worker->engine);
+  int32_t topk = worker->bench->model.config.index_topk;
+  double bytes = 0;
+  for (int32_t i = 0; i < parts->count; i++) {
+    const struct quire_part *part = &parts->part[i];
+    if (part->model == QUIRE_PART_TARGET) {
+      bool all = part->kind == QUIRE_PART_INDEX_KEY || positions < topk;
+      bytes += (double)(all ? positions : topk) * part->row_bytes;
+    }
+  }
+  return bytes;
+}

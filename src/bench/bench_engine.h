@@ -52,6 +52,8 @@ double bench_products_operations(const struct bench_products *products);
 double bench_token_operations(const struct bench *bench, int32_t prompt_tokens);
 /* Bytes of weights one decoded token touches. */
 double bench_token_bytes(const struct bench *bench);
+/* Bytes of KV it touches behind so many positions: all index keys, and the selected latents. */
+double bench_token_kv_bytes(const struct bench_worker *worker, int32_t positions);
 
 #ifdef __cplusplus
 }

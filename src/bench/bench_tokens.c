@@ -14,6 +14,8 @@
 #define READ_BYTES ((size_t)256 << 20)
 #define READ_PIECE ((size_t)1 << 20)
 #define CONFIGS 3
+#define PREFILL_BAR 0.5
+#define DECODE_BAR 0.6
 
 struct configs {
   struct bench_worker worker[CONFIGS];
@@ -49,11 +51,13 @@ static void close_configs(struct configs *configs) {
   }
 }
 
-/* The configurations, then the ceiling, whose side is given in tokens. */
+/* The configurations, then the ceiling, whose side is given in tokens; ratios_out[i]: configuration i over it. */
 static enum quire_status measure(struct bench *bench, struct configs *configs, const char *name,
-                                 struct bench_side ceiling, double bar, struct quire_error *error_out) {
+                                 struct bench_side ceiling, double ratios_out[CONFIGS], struct quire_error *error_out) {
   bool decode = configs->worker[0].new_max > 1;
   struct bench_case c = {.name = name, .unit = "tokens/s", .scale = 1, .threads = BENCH_THREADS_MAX};
+  struct bench_result result = {{0}, {0}};
+  int of_ceiling[CONFIGS];
   uint64_t discarded;
   for (int i = 0; i < configs->count; i++) {
     enum quire_status status = bench_worker_run(&configs->worker[i], &discarded, error_out);
@@ -65,12 +69,28 @@ static enum quire_status measure(struct bench *bench, struct configs *configs, c
   }
   c.side[c.sides++] = ceiling;
   for (int i = 0; i < configs->count; i++) {
-    c.bar[c.bars++] = (struct bench_bar){configs->count, bar, false, i};
+    of_ceiling[i] = c.bars;
+    c.bar[c.bars++] = (struct bench_bar){configs->count, decode ? DECODE_BAR : PREFILL_BAR, false, i};
     if (i > 0) {
       c.bar[c.bars++] = (struct bench_bar){0, rows[i].overhead[decode], true, i};
     }
   }
-  return bench_measure(bench, &c, NULL, error_out);
+  enum quire_status status = bench_measure(bench, &c, &result, error_out);
+  for (int i = 0; i < configs->count; i++) {
+    ratios_out[i] = result.ratio[of_ceiling[i]];
+  }
+  return status;
+}
+
+/* What a step reads beside weights grows with the context: the same figures with it counted. */
+static void print_with_kv(const struct configs *configs, int32_t positions, double bytes, const double *ratios) {
+  double kv = bench_token_kv_bytes(&configs->worker[0], positions);
+  printf("%.2f MB of KV a token, and of a read of both:", kv * 1e-6);
+  for (int i = 0; i < configs->count && i < CONFIGS; i++) {
+    printf("%s %s %.3f", i > 0 ? "," : "", configs->count == 1 ? "one rank" : rows[i].name,
+           ratios[i] * (bytes + kv) / bytes);
+  }
+  printf("\n");
 }
 
 /* The rate of the model's own products on these threads, for orientation beside tokens a second. */
@@ -113,7 +133,8 @@ static enum quire_status prefill(struct bench *bench, int32_t ranks, struct quir
     printf("%.1f M operations a token\n", operations * 1e-6);
     struct bench_side ceiling = {"products", bench_products_work, NULL, products,
                                  bench_products_operations(products) / operations};
-    status = measure(bench, &configs, name, ceiling, 0.5, error_out);
+    double ratios[CONFIGS];
+    status = measure(bench, &configs, name, ceiling, ratios, error_out);
   }
   bench_products_close(products);
   close_configs(&configs);
@@ -144,7 +165,11 @@ static enum quire_status decode(struct bench *bench, int32_t ranks, struct quire
     printf("%.2f MB of weights a token\n", bytes * 1e-6);
     status = print_product_rate(bench, ranks * (int)bench->worker.threads_per_rank, error_out);
     struct bench_side ceiling = {"weight read", bench_read_work, NULL, &read, (double)READ_PIECE / bytes};
-    status = status != QUIRE_OK ? status : measure(bench, &configs, name, ceiling, 0.6, error_out);
+    double ratios[CONFIGS];
+    status = status != QUIRE_OK ? status : measure(bench, &configs, name, ceiling, ratios, error_out);
+    if (status == QUIRE_OK && bench_wanted(bench, name)) {
+      print_with_kv(&configs, config.prompt_tokens + config.new_max / 2, bytes, ratios);
+    }
   }
   close_configs(&configs);
   bench_free(pool, READ_BYTES);
