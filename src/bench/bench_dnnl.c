@@ -56,8 +56,11 @@ static void *symbol(void *library, const char *name) {
     memcpy(&dnnl.name, &found, sizeof found);                                                                          \
   }
 
+/* Between its products the threads of libgomp would spin beside ours, and what is measured next would have a core less.
+ * They are told otherwise only as it is loaded, through the environment; what the user says there stays. */
 static void load(void) {
   dnnl.tried = true;
+  (void)setenv("OMP_WAIT_POLICY", "passive", 0);
   void *library = dlopen("libdnnl.so.2", RTLD_NOW | RTLD_GLOBAL);
   if (library == NULL) {
     dnnl.missing = "libdnnl.so.2 is not installed";
