@@ -56,12 +56,21 @@ void quire_options_write_words(const struct quire_options *options, struct quire
   for (int i = 0; i < options->count; i++) {
     const struct quire_option *row = options->state[i].row;
     quire_strbuf_addf(buffer, "--%s", row->name);
+    QUIRE_ASSERT(strpbrk(row->help, "\t\n") == NULL && strstr(row->help, "\\'") == NULL);
     for (int v = 0; row->type == QUIRE_OPTION_ENUM && row->values[v] != NULL; v++) {
       quire_strbuf_addf(buffer, " %s", row->values[v]);
     }
+    quire_strbuf_add_char(buffer, '\t');
+    for (const char *c = row->help; *c != '\0'; c++) {
+      if (*c == '\'') {
+        quire_strbuf_add_text(buffer, "'\"'\"'"); /* ends the quotes, quotes this one, and goes on */
+      } else {
+        quire_strbuf_add_char(buffer, *c);
+      }
+    }
     quire_strbuf_add_char(buffer, '\n');
     if (row->type == QUIRE_OPTION_FLAG && !row->deed) {
-      quire_strbuf_addf(buffer, "--no-%s\n", row->name);
+      quire_strbuf_addf(buffer, "--no-%s\tnot --%s\n", row->name, row->name);
     }
   }
 }

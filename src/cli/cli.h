@@ -82,7 +82,7 @@ struct cli_command {
 
 /* `quire man`: the program's manual page, or with a command's name that command's. */
 int cli_man(const struct cli_command *commands, int count, int argc, char **argv);
-/* `quire completions`: functions for bash, and zsh's bashcompinit. */
+/* `quire completions`: a function for bash or, where it is named, for zsh or fish. */
 int cli_completions(const struct cli_command *commands, int count, int argc, char **argv);
 
 /* A model opened for use. */

@@ -62,50 +62,138 @@ int cli_man(const struct cli_command *commands, int count, int argc, char **argv
   return CLI_EXIT_OK;
 }
 
-/* One case of the function below: the words a command takes, as lines of "--name value value ..". */
-static int completion_case(const struct cli_command *command) {
+/* --- completions --- */
+
+/* A shell's function looks through lines of quire_options_write_words: for each command it has a case with those of its
+ * options between single quotes, and one, '', with the commands themselves. */
+struct shell {
+  const char *name;
+  const char *begin;
+  const char *case_open, *case_lines, *case_close; /* around the name and the lines */
+  const char *end;
+};
+
+static const struct shell shells[] = {
+    {.name = "bash",
+     .begin = "_quire() {\n"
+              "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command= lines= line words=\n"
+              "  [ \"$COMP_CWORD\" = 1 ] || command=${COMP_WORDS[1]}\n"
+              "  case $command in\n",
+     .case_open = "  '",
+     .case_lines = "')\n    lines='",
+     .case_close = "' ;;\n",
+     .end = "  esac\n"
+            "  while read -r line; do\n"
+            "    line=${line%%$'\\t'*}\n"
+            "    case ${command:+option}$word in\n"
+            "    option | option[!-]*) case $line in \"$before \"*) words=${line#* } ;; esac ;;\n"
+            "    *) words+=\" ${line%% *}\" ;;\n"
+            "    esac\n"
+            "  done <<<\"$lines\"\n"
+            "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
+            "}\n"
+            "complete -o default -F _quire quire\n"},
+    {.name = "zsh",
+     .begin = "_quire() {\n"
+              "  local command= lines= line\n"
+              "  local -a names\n"
+              "  local -aU candidates\n"
+              "  (( CURRENT > 2 )) && command=$words[2]\n"
+              "  case $command in\n",
+     .case_open = "  '",
+     .case_lines = "')\n    lines='",
+     .case_close = "' ;;\n",
+     .end = "  esac\n"
+            "  for line in ${(f)lines}; do\n"
+            "    names=(${=line%%$'\\t'*})\n"
+            "    if [[ -z $command || $words[CURRENT] == -* ]]; then\n"
+            "      candidates+=(\"$names[1]:${line#*$'\\t'}\")\n"
+            "    elif [[ $names[1] == $words[CURRENT-1] ]]; then\n"
+            "      candidates=(${names[2,-1]})\n"
+            "    fi\n"
+            "  done\n"
+            "  if (( $#candidates )); then\n"
+            "    _describe quire candidates\n"
+            "  else\n"
+            "    _files\n"
+            "  fi\n"
+            "}\n"
+            "if [[ $funcstack[1] == _quire ]]; then\n"
+            "  _quire \"$@\" # from a folder of fpath\n"
+            "else\n"
+            "  compdef _quire quire\n"
+            "fi\n"},
+    {.name = "fish",
+     .begin = "function __quire_complete\n"
+              "  set -l before (commandline -opc)\n"
+              "  set -l word (commandline -ct)\n"
+              "  set -l command \"$before[2]\"\n"
+              "  set -l lines\n"
+              "  set -l found\n"
+              "  switch $command\n",
+     .case_open = "  case '",
+     .case_lines = "'\n    set lines (string split -n -- \\n '",
+     .case_close = "')\n",
+     .end = "  end\n"
+            "  for line in $lines\n"
+            "    set -l parts (string split -m 1 \\t -- $line)\n"
+            "    set -l names (string split ' ' -- $parts[1])\n"
+            "    if test -z \"$command\"; or string match -q -- '-*' $word\n"
+            "      contains -- $names[1]\\t$parts[2] $found; or set -a found $names[1]\\t$parts[2]\n"
+            "    else if test $names[1] = $before[-1]\n"
+            "      set found $names\n"
+            "      set -e found[1]\n"
+            "    end\n"
+            "  end\n"
+            "  if set -q found[1]\n"
+            "    printf '%s\\n' $found\n"
+            "  else\n"
+            "    __fish_complete_path $word\n"
+            "  end\n"
+            "end\n"
+            "complete -c quire -f -a '(__quire_complete)'\n"},
+};
+#define SHELLS (int)(sizeof shells / sizeof shells[0])
+
+static void command_case(const struct shell *shell, const struct cli_command *commands, int count) {
+  QUIRE_ASSERT(count > 0);
+  printf("%s%s", shell->case_open, shell->case_lines);
+  for (int i = 0; i < count; i++) {
+    printf("%s\t%s\n", commands[i].name, commands[i].help);
+  }
+  printf("help\tlist the options of a command\nman\tprint a manual page\n"
+         "completions\tprint completions for a shell\nversion\tprint the version\n%s",
+         shell->case_close);
+}
+
+static int option_case(const struct shell *shell, const struct cli_command *command) {
   int code = CLI_EXIT_OK;
-  printf("  %s)\n    lines='", command->name);
+  printf("%s%s%s", shell->case_open, command->name, shell->case_lines);
   for (int i = 0; code == CLI_EXIT_OK && subjects_of(command)[i] != NULL; i++) {
     code = ask(command, subjects_of(command)[i], CLI_HELP_WORDS);
   }
-  printf("' ;;\n");
+  printf("%s", shell->case_close);
   return code;
 }
 
 int cli_completions(const struct cli_command *commands, int count, int argc, char **argv) {
-  (void)argv;
-  if (argc > 0) {
-    fprintf(stderr, "quire: completions: takes no argument\n");
+  const struct shell *shell = NULL;
+  for (int i = 0; i < SHELLS; i++) {
+    if (strcmp(argc == 1 ? argv[0] : argc == 0 ? "bash" : "", shells[i].name) == 0) {
+      shell = &shells[i];
+    }
+  }
+  if (shell == NULL) {
+    fprintf(stderr, "quire: completions: name one shell: bash (which is meant where none is named), zsh or fish\n");
     return CLI_EXIT_USAGE;
   }
   int code = CLI_EXIT_OK;
-  printf("# quire %s for bash, and for zsh behind `autoload bashcompinit && bashcompinit`\n"
-         "_quire() {\n"
-         "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} lines= line words=\n"
-         "  COMPREPLY=()\n"
-         "  if [ \"$COMP_CWORD\" = 1 ]; then\n"
-         "    COMPREPLY=($(compgen -W '",
-         quire_version());
-  for (int i = 0; i < count; i++) {
-    printf("%s ", commands[i].name);
-  }
-  printf("help man completions version' -- \"$word\"))\n"
-         "    return\n"
-         "  fi\n"
-         "  case ${COMP_WORDS[1]} in\n");
+  printf("%s# quire %s, for %s\n%s", strcmp(shell->name, "zsh") == 0 ? "#compdef quire\n" : "", quire_version(),
+         shell->name, shell->begin);
+  command_case(shell, commands, count);
   for (int i = 0; code == CLI_EXIT_OK && i < count; i++) {
-    code = completion_case(&commands[i]);
+    code = option_case(shell, &commands[i]);
   }
-  printf("  esac\n"
-         "  while read -r line; do\n"
-         "    case \"$word\" in\n"
-         "    -*) words+=\" ${line%%%% *}\" ;;\n"
-         "    *) case \"$line\" in \"$before \"*) words=\"${line#* }\" ;; esac ;;\n"
-         "    esac\n"
-         "  done <<<\"$lines\"\n"
-         "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
-         "}\n"
-         "complete -o default -F _quire quire\n");
+  printf("%s", shell->end);
   return code;
 }

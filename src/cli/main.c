@@ -26,8 +26,8 @@ static void usage(FILE *out) {
   fprintf(out,
           "  %-11s %s\n  %-11s %s\n  %-11s %s\n\n"
           "quire COMMAND --help, or quire help COMMAND, lists the options of a command.\n",
-          "man", "print a manual page: quire man, quire man COMMAND", "completions", "print completions for bash",
-          "version", "print the version");
+          "man", "print a manual page: quire man, quire man COMMAND", "completions",
+          "print completions for a shell: bash, zsh or fish", "version", "print the version");
 }
 
 /* quire help A B is quire A B --help. */

@@ -62,6 +62,10 @@ def main():
             assert pages == {"quire.1"} | named, pages
             with open(os.path.join(prefix, "share/bash-completion/completions/quire"), encoding="utf-8") as file:
                 assert "complete -o default -F _quire quire\n" in file.read()
+            with open(os.path.join(prefix, "share/zsh/site-functions/_quire"), encoding="utf-8") as file:
+                assert file.read().startswith("#compdef quire\n")
+            with open(os.path.join(prefix, "share/fish/vendor_completions.d/quire.fish"), encoding="utf-8") as file:
+                assert "complete -c quire " in file.read()
         environment = dict(os.environ, PKG_CONFIG_PATH=os.path.join(library, "pkgconfig"), LD_LIBRARY_PATH=library)
         flags = run("pkg-config", "--cflags", "--libs", "quire", env=environment).split()
         linked = [flag for flag in flags if flag.startswith("-l")]

@@ -76,7 +76,7 @@ static const struct quire_option cache_rows[] = {
      .offset = offsetof(struct config, view),
      .default_text = "gather",
      .values = views,
-     .help = "how prefill reads"},
+     .help = "how prefill reads others' pages"},
     {.name = "show",
      .type = QUIRE_OPTION_FLAG,
      .offset = offsetof(struct config, show),
@@ -425,7 +425,7 @@ static void help(void **state) {
       "      --[no-]warm-up          run a step before serving [true]\n"
       "      --host-memory SIZE      host tier [1G; at least 0]\n"
       "      --ratio X               share [0.5; 0 to 1]\n"
-      "  -v, --kv-view NAME          how prefill reads [gather; one of local, gather, peer]\n"
+      "  -v, --kv-view NAME          how prefill reads others' pages [gather; one of local, gather, peer]\n"
       "      --[no-]show             print and end\n");
   quire_strbuf_fini(&buffer);
 }
@@ -453,8 +453,15 @@ static void words(void **state) {
   quire_strbuf_init(&buffer, &fixture->fail.env);
   quire_options_write_words(fixture->options, &buffer);
   assert_string_equal(quire_strbuf_text(&buffer),
-                      "--port\n--host\n--model\n--eager\n--no-eager\n--warm-up\n--no-warm-up\n--host-memory\n--ratio\n"
-                      "--kv-view local gather peer\n--show\n");
+                      "--port\tTCP port to listen on\n"
+                      "--host\taddress to listen on; anything but loopback needs an API key, and this help is long "
+                      "enough to be wrapped\n"
+                      "--model\tfolder\n"
+                      "--eager\tload at once\n--no-eager\tnot --eager\n"
+                      "--warm-up\trun a step before serving\n--no-warm-up\tnot --warm-up\n"
+                      "--host-memory\thost tier\n--ratio\tshare\n"
+                      "--kv-view local gather peer\thow prefill reads others'\"'\"' pages\n"
+                      "--show\tprint and end\n");
   quire_strbuf_fini(&buffer);
 }
 

@@ -63,7 +63,8 @@ static const struct {
     {"help fly", "unknown command"},
     {"man fly", "name one command"},
     {"man run serve", "name one command"},
-    {"completions zsh", "no argument"},
+    {"completions tcsh", "name one shell"},
+    {"completions zsh fish", "name one shell"},
     {"run", "--model"},
     {"run --model %M", "prompt"},
     {"run --model %M -p a --prompts b", "one of"},
@@ -506,9 +507,8 @@ static void test_manual(void **state) {
   assert_non_null(strstr(quire("help bench topk")->out, "--slice-us"));
 }
 
-/* bash itself says what it would complete. */
-static void test_completions(void **state) {
-  (void)state;
+/* The function of each shell, run with what a line has up to the cursor; what it would complete goes to a file. */
+static void check_completions(const char *shell, const char *script) {
   static const struct {
     const char *line, *wanted;
   } cases[] = {
@@ -518,20 +518,64 @@ static void test_completions(void **state) {
       {"quire serve --kv-format b", "bf16"},
       {"quire bench topk --slice", "--slice-us"},
       {"quire bench serve --concurr", "--concurrency"},
+      {"quire run --latent-norm", "--latent-norm-eps"}, /* an apostrophe in its help */
       {"quire run --prompt-file nothing", ""},
   };
   char command[2000], path[400], text[OUTPUT_BYTES];
+  snprintf(command, sizeof command, "command -v %s >/dev/null", shell);
+  if (system(command) != 0) {
+    print_message("%s is not installed, and is not asked what it would complete\n", shell);
+    skip();
+  }
+  setenv("QUIRE_TEST_PROGRAM", QUIRE_BINARY_DIR "/bin/quire", 1);
   snprintf(path, sizeof path, "%s/completed", broken_dir);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    snprintf(
-        command, sizeof command,
-        "bash -c 'eval \"$(\"%s/bin/quire\" completions)\"; COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "
-        "_quire; echo \"${COMPREPLY[*]-}\"' >'%s'",
-        QUIRE_BINARY_DIR, cases[i].line, path);
+    setenv("QUIRE_TEST_LINE", cases[i].line, 1);
+    snprintf(command, sizeof command, "%s >'%s'", script, path);
     assert_int_equal(system(command), 0);
     read_all(path, text);
     text[strcspn(text, "\n")] = '\0';
     assert_string_equal(text, cases[i].wanted);
+  }
+}
+
+static void test_completions_bash(void **state) {
+  (void)state;
+  check_completions("bash", "bash -c 'eval \"$(\"$QUIRE_TEST_PROGRAM\" completions)\"; COMP_WORDS=($QUIRE_TEST_LINE); "
+                            "COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _quire; echo \"${COMPREPLY[*]-}\"'");
+}
+
+/* With stand-ins for what zsh's completion system has: only inside of it they run. */
+static void test_completions_zsh(void **state) {
+  (void)state;
+  check_completions("zsh", "zsh -f -c 'compdef() { :; }; _files() { print; }; "
+                           "_describe() { local -a all=(${${(P)2}%%:*}); print -r -- ${(M)all:#$words[CURRENT]*}; }; "
+                           "eval \"$(\"$QUIRE_TEST_PROGRAM\" completions zsh)\"; words=(${=QUIRE_TEST_LINE}); "
+                           "CURRENT=$#words; _quire'");
+}
+
+static void test_completions_fish(void **state) {
+  (void)state;
+  check_completions("fish", "fish --no-config -c '$QUIRE_TEST_PROGRAM completions fish | source; "
+                            "complete -C $QUIRE_TEST_LINE | string replace -r \"\\t.*\" \"\"; true'");
+}
+
+/* Where a shell is missing, at least: each has all commands, and their options with values and help. */
+static void test_completions_of_all(void **state) {
+  (void)state;
+  static const char *const shells[] = {"bash", "zsh", "fish"};
+  for (size_t i = 0; i < sizeof shells / sizeof shells[0]; i++) {
+    char names[300], arguments[300], text[100];
+    command_names(names, sizeof names);
+    snprintf(arguments, sizeof arguments, "completions %s", shells[i]);
+    struct outcome *outcome = quire(arguments);
+    assert_int_equal(outcome->code, 0);
+    for (char *name = strtok(names, " "); name != NULL; name = strtok(NULL, " ")) {
+      snprintf(text, sizeof text, "\n%s\t", name);
+      assert_true(strstr(outcome->out, text) != NULL || strcmp(name, "run") == 0); /* the first, behind a quote */
+    }
+    assert_non_null(strstr(outcome->out, "'run\t"));
+    assert_non_null(strstr(outcome->out, "\n--kv-format f32 bf16 fp8\tstored form of KV rows\n"));
   }
 }
 
@@ -616,12 +660,21 @@ static int teardown(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_refusals),         cmocka_unit_test(test_answers),
-      cmocka_unit_test(test_sampling),         cmocka_unit_test(test_prompt_files),
-      cmocka_unit_test(test_weights),          cmocka_unit_test(test_insight),
-      cmocka_unit_test(test_damaged_models),   cmocka_unit_test(test_damaged_lists),
-      cmocka_unit_test(test_more_than_memory), cmocka_unit_test(test_little_memory),
-      cmocka_unit_test(test_manual),           cmocka_unit_test(test_completions),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_answers),
+      cmocka_unit_test(test_sampling),
+      cmocka_unit_test(test_prompt_files),
+      cmocka_unit_test(test_weights),
+      cmocka_unit_test(test_insight),
+      cmocka_unit_test(test_damaged_models),
+      cmocka_unit_test(test_damaged_lists),
+      cmocka_unit_test(test_more_than_memory),
+      cmocka_unit_test(test_little_memory),
+      cmocka_unit_test(test_manual),
+      cmocka_unit_test(test_completions_bash),
+      cmocka_unit_test(test_completions_zsh),
+      cmocka_unit_test(test_completions_fish),
+      cmocka_unit_test(test_completions_of_all),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
