@@ -254,6 +254,7 @@ static void test_flavours(void **state) {
 
 static void test_random_shapes(void **state) {
   (void)state;
+  static const int32_t heads[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 31, 33}, page_tokens[] = {1, 3, 16, 48, 64, 64, 100};
   for (int i = 0; i < 60; i++) {
     int32_t rows = test_between(&rng, 1, i % 4 == 0 ? ROWS_MAX : 10);
     check_shape((struct shape){
@@ -262,11 +263,11 @@ static void test_random_shapes(void **state) {
         .flavour = (enum flavour)test_between(&rng, 0, FLAVOURS - 1),
         .rows = rows,
         .sources = test_between(&rng, 1, rows < SOURCES_MAX ? rows : SOURCES_MAX),
-        .length = test_between(&rng, 2, 400),
-        .heads = test_between(&rng, 1, 9),
+        .length = test_between(&rng, 2, i % 2 == 0 ? 130 : 400),
+        .heads = heads[test_between(&rng, 0, (int32_t)(sizeof heads / sizeof heads[0]) - 1)],
         .topk = test_between(&rng, 1, 130),
         .first = test_between(&rng, 0, 1),
-        .page_tokens = i % 3 == 0 ? 16 : 64,
+        .page_tokens = page_tokens[test_between(&rng, 0, (int32_t)(sizeof page_tokens / sizeof page_tokens[0]) - 1)],
     });
   }
 }
