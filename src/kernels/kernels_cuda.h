@@ -39,7 +39,7 @@ bool quire_kernels_cuda_can(const struct quire_kernels_cuda_shape *shape, const 
  * reserves what its threads need, at its first launch, and a step allocates nothing. */
 struct quire_kernels_cuda_load {
   struct quire_device *device;
-  uint8_t *scratch; /* of select, for this shape; its contents are lost */
+  uint8_t *select_scratch, *attend_scratch; /* for this shape; their contents are lost */
   struct quire_kernels_cuda_shape shape;
 };
 
@@ -52,9 +52,12 @@ enum quire_status quire_kernels_cuda_load(const struct quire_kernels_cuda_load *
  * same lists, slower. The driver is asked once. Threads: any. */
 bool quire_cuda_select_streams(const char **why_out);
 
-/* Scratch of select for up to that on the device, in place of quire_select_scratch_bytes; attend takes none. 0 for what
+/* Scratch of select for up to that on the device, in place of quire_select_scratch_bytes. 0 for what
  * quire_kernels_cuda_can refuses. */
 int64_t quire_cuda_select_scratch(const struct quire_device *device, const struct quire_kernels_cuda_shape *shape);
+/* Likewise of attend, in place of quire_attend_scratch_bytes, at multiples of 16 bytes: with it few rows are spread
+ * over more of the device, for the same bits (cuda_attend.h). */
+int64_t quire_cuda_attend_scratch(const struct quire_kernels_cuda_shape *shape);
 
 #ifdef __cplusplus
 }

@@ -91,7 +91,12 @@ static int64_t select_scratch_bytes(const struct quire_view_config *config) {
 }
 
 static int64_t attend_scratch_bytes(const struct quire_view_config *config) {
-  return on_gpu(config) ? 0 : align64(quire_attend_scratch_bytes(config->heads, config->topk, config->threads));
+  QUIRE_ASSERT(config->rows_max > 0);
+  if (on_gpu(config)) {
+    struct quire_kernels_cuda_shape shape = quire_view_cuda_shape(config);
+    return align64(quire_cuda_attend_scratch(&shape));
+  }
+  return align64(quire_attend_scratch_bytes(config->heads, config->topk, config->threads));
 }
 
 struct quire_view_memory quire_view_bytes(const struct quire_view_config *config) {

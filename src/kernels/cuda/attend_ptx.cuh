@@ -133,6 +133,16 @@ QUIRE_DEVICE void hopper_product_64x64(float (&d)[32], uint64_t a, uint64_t b, b
                : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
+/* d[64, 64] += a[64, 16] b[16, 64]: a in registers, b MN-major. */
+QUIRE_DEVICE void hopper_product_64x64_registers(float (&d)[32], const uint32_t *a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+               : QUIRE_F32(d)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 /* d[64, 256] += a[64, 16] b[16, 256]: a in registers, b MN-major. */
 QUIRE_DEVICE void hopper_product_64x256_registers(float (&d)[128], const uint32_t *a, uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"

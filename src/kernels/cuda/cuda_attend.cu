@@ -20,8 +20,9 @@
  *
  * Blocks stay for many rows (as many as fit the device are started); the copier runs on into the next row while the
  * groups finish one. A row's arithmetic is this order and nothing else: tiles of 64 list entries ascending, so its bits
- * depend neither on the batch nor on where rows lie. There is no split over the list: from 66 rows of 128 heads on it
- * has nothing to fill, and below it would change bits with the batch or cost every row a second pass.
+ * depend neither on the batch nor on where rows lie. A split over the list whose partial outputs are folded would
+ * change bits with the batch, or cost every row its folds; few rows are spread over the device in another way, with
+ * these bits (attend_few.cu).
  *
  * Tried and slower: queries in registers with groups for scores and for values (64 x 32 products take more than half of
  * the time of 64 x 64); four groups for fp8, two of them copiers (too few registers for their loads); prefetches into
@@ -33,32 +34,16 @@
 #include <cuda_runtime.h>
 
 #include "base/assert.h"
-#include "kernels/cuda/attend_ptx.cuh"
+#include "kernels/cuda/attend_few.cuh"
+#include "kernels/cuda/attend_parts.cuh"
 
-#define HEADS 64         /* of a block */
-#define TILE_ROWS 64     /* list entries of a tile */
-#define PAIR_ROWS 128    /* of two */
-#define BLOCK_BYTES 8192 /* 64 rows of 128 bytes: 64 columns of a tile */
-#define BLOCKS 9         /* of a tile: 8 of latents, one of rope */
-#define TILE_BYTES (BLOCKS * BLOCK_BYTES)
-#define HALF_BLOCKS 4
-#define GROUP 128 /* threads of a warp group */
-#define GROUPS 2  /* that multiply */
+#define PAIR_ROWS 128 /* of two */
+#define GROUPS 2      /* that multiply */
 #define THREADS 384
 #define PEER_BYTES (TILE_ROWS / 2 * 256 * 2) /* of half a tile that come from the other block of a pair */
-#define MAX_START (-1e30f)                   /* below every score, and finite: differences of two are not NaN */
-#define LN2 0.693147180559945f
-#define LOG2E 1.44269504088896f
 
 /* Named barriers of the two groups. */
 enum { EVEN_MAX = 1, ODD_MAX, EVEN_READY, ODD_READY, EVEN_SUMS, ODD_SUMS };
-
-struct attend_args {
-  struct quire_attend op;
-  int32_t head_groups; /* of HEADS each */
-  int32_t items;       /* (row, head group), groups of a row side by side */
-  float scale;         /* of scores, with log2 e: exponentials are powers of two */
-};
 
 struct attend_state {
   uint64_t query_full, query_free;
@@ -105,8 +90,6 @@ QUIRE_DEVICE bool cursor_next(const struct attend_args &a, struct cursor *c) {
   }
   return true;
 }
-
-QUIRE_DEVICE uint32_t chunk_at(uint32_t row, uint32_t chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
 /* --- copier ------------------------------------------------------------------------------------------------------- */
 
@@ -251,9 +234,6 @@ QUIRE_DEVICE void copier_bf16(const struct attend_args &a, uint32_t shared, stru
   }
 }
 
-/* Stands in for a list entry that is not there: loads need no condition, and its scales make zeros. */
-__device__ const uint4 absent_row[(QUIRE_LATENT_DIM + 16 + QUIRE_ROPE_DIM * 2) / 16] = {};
-
 /* A step of half a tile of fp8 rows, on its way: this lane's codes of both 128 columns. */
 struct unit {
   uint4 codes[2];
@@ -287,47 +267,6 @@ QUIRE_DEVICE void rope_copy(const uint8_t *found, uint32_t to, int tile, uint64_
     const uint8_t *from = entry_of(found, tile, copy_row(step)) + QUIRE_LATENT_DIM + 16 + chunk * 16;
     hopper_copy16_keep(to + 8 * BLOCK_BYTES + chunk_at(copy_row(step), chunk), from, true, policy);
   }
-}
-
-/* Four e4m3 to bf16, less a factor of 2^120: sign, exponent and fraction at their places, subnormals included. */
-QUIRE_DEVICE uint2 codes_spread(uint32_t codes) {
-  uint32_t y = __byte_perm(codes, 0, 0x3120); /* 0 and 1 in the even bytes, 2 and 3 in the odd ones */
-  return make_uint2(((y << 8) & 0x80008000u) | ((y << 4) & 0x07f007f0u), (y & 0x80008000u) | ((y >> 4) & 0x07f007f0u));
-}
-
-/* 2^120 * scale is a bf16: a power of two, not too large. Zero stands for a row that is not there. */
-QUIRE_DEVICE bool scale_plain(float scale) {
-  uint32_t bits = __float_as_uint(scale);
-  return (bits & 0x7fffffu) == 0 && bits < 135u << 23;
-}
-
-QUIRE_DEVICE uint32_t pair_times_pair(uint32_t pair, uint32_t factor) { /* no zeros for subnormals here */
-  __nv_bfloat162 product = __hmul2(*(__nv_bfloat162 *)&pair, *(__nv_bfloat162 *)&factor);
-  return *(uint32_t *)&product;
-}
-
-/* A pair of codes_spread times the scale. Plain: exact. Else the f32 product, rounded (which is the same where both
- * do). */
-template <bool PLAIN> QUIRE_DEVICE uint32_t pair_times(uint32_t pair, float scale) {
-  uint32_t factor = PLAIN ? (__float_as_uint(scale) + (120u << 23)) >> 16 : (127u + 120u) << 7;
-  if (PLAIN && scale == 0) {
-    factor = 0;
-  }
-  pair = pair_times_pair(pair, factor | factor << 16);
-  return PLAIN ? pair
-               : hopper_bf16_pair(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale);
-}
-
-/* Sixteen codes of one row and block of scale to shared memory. */
-template <bool PLAIN>
-QUIRE_DEVICE void codes_store(uint4 codes, float scale, uint32_t to, uint32_t row, uint32_t chunk) {
-  uint2 w[4] = {codes_spread(codes.x), codes_spread(codes.y), codes_spread(codes.z), codes_spread(codes.w)};
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    w[i] = make_uint2(pair_times<PLAIN>(w[i].x, scale), pair_times<PLAIN>(w[i].y, scale));
-  }
-  hopper_store16(to + chunk_at(row, chunk), make_uint4(w[0].x, w[0].y, w[1].x, w[1].y));
-  hopper_store16(to + chunk_at(row, chunk + 1), make_uint4(w[2].x, w[2].y, w[3].x, w[3].y));
 }
 
 template <bool PLAIN> QUIRE_DEVICE void unit_put(const struct unit &unit, uint32_t to, uint32_t row) {
@@ -518,19 +457,6 @@ QUIRE_DEVICE void values_other(struct held *h, uint32_t probabilities, uint32_t 
   hopper_products_end();
 }
 
-QUIRE_DEVICE void scores_mask(struct held *h, uint64_t valid) {
-  if (valid == ~0ull) {
-    return;
-  }
-  valid >>= threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 32; i++) {
-    if (!(valid >> (i / 4 * 8 + i % 2) & 1)) {
-      h->score[i] = -INFINITY;
-    }
-  }
-}
-
 QUIRE_DEVICE void out_scale(struct held *h, const float factor[2]) {
   if (__all_sync(0xffffffffu, factor[0] == 1.0f && factor[1] == 1.0f)) {
     return; /* times one */
@@ -578,9 +504,6 @@ QUIRE_DEVICE void probabilities_put(const struct held &h, uint32_t to) {
   hopper_proxy_fence();
 }
 
-/* Row of the block's 64 that a thread's accumulators r belong to. */
-QUIRE_DEVICE int held_row(int r) { return threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r; }
-
 QUIRE_DEVICE void max_get(const struct attend_state *state, float max[2]) {
   max[0] = state->max[held_row(0)];
   max[1] = state->max[held_row(1)];
@@ -590,54 +513,6 @@ QUIRE_DEVICE void max_put(struct attend_state *state, const float max[2]) {
   if (threadIdx.x % 4 == 0) {
     state->max[held_row(0)] = max[0];
     state->max[held_row(1)] = max[1];
-  }
-}
-
-/* Transposes 4 x 4 words among the four lanes of a row: word i of lane l becomes word l of lane i. */
-QUIRE_DEVICE void quad_transpose(uint32_t v[4]) {
-  bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
-    (odd ? v[i] : v[i + 1]) = other;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    uint32_t other = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
-    (high ? v[i] : v[i + 2]) = other;
-  }
-}
-
-QUIRE_DEVICE void out_store(const struct attend_args &a, const struct held &h, const struct cursor &c, int group,
-                            const float factor[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    int32_t head = c.head + held_row(r);
-    int64_t at = ((int64_t)c.row * a.op.heads + head) * QUIRE_LATENT_DIM + group * 256;
-    bool real = head < a.op.heads;
-    if (a.op.out_dtype == QUIRE_DTYPE_F32) {
-      float *out = (float *)a.op.out + at + threadIdx.x % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 32 && real; i++) {
-        float2 two = make_float2(h.out[4 * i + 2 * r] * factor[r], h.out[4 * i + 2 * r + 1] * factor[r]);
-        *(float2 *)(out + 8 * i) = two;
-      }
-      continue;
-    }
-    uint16_t *out = (uint16_t *)a.op.out + at + threadIdx.x % 4 * 8;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      uint32_t v[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const float *o = h.out + 16 * i + 4 * j + 2 * r;
-        v[j] = hopper_bf16_pair(o[0] * factor[r], o[1] * factor[r]);
-      }
-      quad_transpose(v);
-      if (real) {
-        *(uint4 *)(out + 32 * i) = make_uint4(v[0], v[1], v[2], v[3]);
-      }
-    }
   }
 }
 
@@ -669,7 +544,7 @@ QUIRE_DEVICE void item_end(const struct attend_args &a, struct attend_state *sta
       a.op.lse[(int64_t)c.row * a.op.heads + head] = sum == 0 ? -INFINITY : (h->max[r] + hopper_log2(sum)) * LN2;
     }
   }
-  out_store(a, *h, c, group, factor);
+  out_store<256>(a, h->out, c.row, c.head, group * 256, factor);
 }
 
 QUIRE_DEVICE void item_begin(struct held *h) {
@@ -718,7 +593,7 @@ QUIRE_DEVICE void group_even(const struct attend_args &a, uint32_t shared, struc
         hopper_barrier_arrive(&state->query_free);
       }
       hopper_barrier_wait(&state->valid_full, n & 1);
-      scores_mask(&h, state->valid[0]);
+      scores_mask(h.score, state->valid[0]);
       float max[2] = {h.max[0], h.max[1]}, factor[2];
       softmax(&h, max, a.scale);
       max_put(state, h.max);
@@ -788,7 +663,7 @@ QUIRE_DEVICE void group_odd(const struct attend_args &a, uint32_t shared, struct
         hopper_barrier_arrive(&state->query_free);
       }
       hopper_barrier_wait(&state->valid_full, n & 1);
-      scores_mask(&h, state->valid[1]);
+      scores_mask(h.score, state->valid[1]);
       float max[2];
       hopper_threads_sync(EVEN_MAX, GROUPS * GROUP);
       max_get(state, max);
@@ -883,6 +758,11 @@ bool quire_cuda_attend_can(const struct quire_attend *attend, const char **why_o
   return why == NULL;
 }
 
+int64_t quire_cuda_attend_scratch_bytes(int32_t heads, int32_t m) {
+  QUIRE_ASSERT(heads > 0 && m >= 0);
+  return attend_few_scratch_bytes(m < ATTEND_FEW_ITEMS ? m * head_groups(heads) : ATTEND_FEW_ITEMS);
+}
+
 enum quire_status quire_cuda_attend(void *stream, const struct quire_attend *attend) {
   QUIRE_ASSERT(quire_cuda_attend_can(attend, NULL));
   if (attend->rows.m == 0) {
@@ -898,8 +778,13 @@ enum quire_status quire_cuda_attend(void *stream, const struct quire_attend *att
                                              : attend_kernel<false, false>;
   int device = 0, processors = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES) != cudaSuccess) {
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return QUIRE_ERR_RANK;
+  }
+  if (attend_few_can(&a, processors)) {
+    return attend_few((cudaStream_t)stream, &a);
+  }
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES) != cudaSuccess) {
     return QUIRE_ERR_RANK;
   }
   int blocks = a.items < processors ? a.items : processors;

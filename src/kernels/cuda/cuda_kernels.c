@@ -217,7 +217,7 @@ static struct quire_select select_of(const struct quire_kernels_cuda_load *load,
       .w = blank->x,
       .indices_out = blank->indices,
       .counts_out = blank->counts,
-      .scratch = load->scratch,
+      .scratch = load->select_scratch,
       .format = load->shape.format,
       .heads = load->shape.index_heads,
       .topk = load->shape.topk,
@@ -246,7 +246,8 @@ static struct quire_attend attend_of(const struct quire_kernels_cuda_load *load,
   };
 }
 
-/* Every kernel that rows of this format take: select has one for each number of rows a source that is few. */
+/* Every kernel that rows of this format take: select has one for each number of rows a source that is few, attend one
+ * with scratch and one without. */
 static void run_blank(struct quire_stream *stream, const struct quire_kernels_cuda_load *load,
                       const struct blank *blank, const struct quire_parts *parts) {
   struct quire_select select = select_of(load, blank, parts);
@@ -262,7 +263,10 @@ static void run_blank(struct quire_stream *stream, const struct quire_kernels_cu
   for (; select.source_rows <= ROWS_FEW_MAX; select.source_rows++) {
     table.select(stream, select);
   }
-  table.attend(stream, attend_of(load, blank, parts));
+  struct quire_attend attend = attend_of(load, blank, parts);
+  table.attend(stream, attend);
+  attend.scratch = load->attend_scratch;
+  table.attend(stream, attend);
 }
 
 /* The numbers that their predicates look at. */
@@ -333,4 +337,9 @@ int64_t quire_cuda_select_scratch(const struct quire_device *device, const struc
   }
   int32_t processors = processors_of(quire_device_index(device));
   return quire_cuda_select_scratch_bytes(shape->index_heads, shape->topk, shape->rows, shape->limit_max, processors);
+}
+
+int64_t quire_cuda_attend_scratch(const struct quire_kernels_cuda_shape *shape) {
+  QUIRE_ASSERT(shape != NULL);
+  return quire_kernels_cuda_can(shape, NULL) ? quire_cuda_attend_scratch_bytes(shape->heads, shape->rows) : 0;
 }

@@ -27,3 +27,8 @@ int64_t quire_cuda_select_scratch(const struct quire_device *device, const struc
   QUIRE_ASSERT(device != NULL && shape != NULL);
   return 0;
 }
+
+int64_t quire_cuda_attend_scratch(const struct quire_kernels_cuda_shape *shape) {
+  QUIRE_ASSERT(shape != NULL);
+  return 0;
+}

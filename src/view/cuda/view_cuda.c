@@ -138,7 +138,8 @@ static void cuda_close(struct quire_view *view) {
 /* All kernels of a step, so that its first one allocates nothing. */
 static enum quire_status load_kernels(const struct quire_view *view, struct quire_error *error_out) {
   const struct quire_view_config *c = &view->config;
-  struct quire_kernels_cuda_load load = {c->device, view->select_scratch, quire_view_cuda_shape(c)};
+  struct quire_kernels_cuda_load load = {c->device, view->select_scratch, view->attend_scratch,
+                                         quire_view_cuda_shape(c)};
   const char *slower = NULL;
   enum quire_status status = quire_kernels_cuda_load(&load, error_out);            /* makes the device current */
   if (status == QUIRE_OK && c->rank == 0 && !quire_cuda_select_streams(&slower)) { /* it is so on all ranks */

@@ -84,6 +84,7 @@ struct shape {
   enum quire_kv_format format;
   int32_t rows, sources, positions, heads;
   bool mix;
+  bool spread; /* few rows over more of the device */
 };
 
 template <class T> static T *allocate(int64_t count) {
@@ -154,13 +155,16 @@ static struct quire_attend case_make(const struct shape *s) {
   op.heads = s->heads;
   op.topk = TOPK;
   op.scale = 1.0f / 24;
+  if (s->spread) {
+    op.scratch = allocate<uint8_t>(quire_cuda_attend_scratch_bytes(s->heads, s->rows));
+  }
   return op;
 }
 
 static void case_free(const struct quire_attend *op) {
   const void *all[] = {op->rows.sources, op->rows.source_of, op->rows.limit, op->q_latent, op->q_rope,
                        op->indices,      op->counts,         op->out,        op->lse,      pool,
-                       page_list};
+                       page_list,        op->scratch};
   for (const void *memory : all) {
     CHECK(cudaFree((void *)memory));
   }
@@ -214,14 +218,23 @@ int main(int argc, char **argv) {
         char name[64];
         snprintf(name, sizeof name, "attend prefill bf16 h%d %dK %s", heads, positions / 1024,
                  mix ? "random" : "rising");
-        struct shape s = {name, QUIRE_KV_BF16, 4096, 1, positions, heads, mix == 1};
+        struct shape s = {name, QUIRE_KV_BF16, 4096, 1, positions, heads, mix == 1, false};
         case_run(&s);
       }
     }
-    for (int batch = 2; batch <= 128; batch = batch == 2 ? 64 : batch * 2) {
+    static const int batches[] = {1, 2, 4, 8, 64, 128};
+    for (int batch : batches) {
+      for (int way = batch < 64 ? 0 : 1; way < 2; way++) {
+        char name[64];
+        snprintf(name, sizeof name, "attend decode fp8 h%d batch %d%s", heads, batch, way ? "" : " without scratch");
+        struct shape s = {name, QUIRE_KV_FP8, batch * DECODE_ROWS, batch, DECODE_POSITIONS, heads, true, way == 1};
+        case_run(&s);
+      }
+    }
+    for (int way = 0; way < 2; way++) {
       char name[64];
-      snprintf(name, sizeof name, "attend decode fp8 h%d batch %d", heads, batch);
-      struct shape s = {name, QUIRE_KV_FP8, batch * DECODE_ROWS, batch, DECODE_POSITIONS, heads, true};
+      snprintf(name, sizeof name, "attend decode bf16 h%d batch 2%s", heads, way ? "" : " without scratch");
+      struct shape s = {name, QUIRE_KV_BF16, 2 * DECODE_ROWS, 2, DECODE_POSITIONS, heads, true, way == 1};
       case_run(&s);
     }
   }
