@@ -82,6 +82,16 @@ struct panel {
   bool direct; /* outputs go to y itself */
 };
 
+/* The same panel for `rows` of its rows: outputs of short and middle k are written in fours, so of others by way of the
+ * stage. */
+static struct panel panel_in_fours(const struct panel *p, int32_t rows) {
+  struct panel fours = *p;
+  fours.direct = p->direct && rows % 4 == 0;
+  return fours;
+}
+
+static int64_t out_ld(const struct panel *p) { return p->direct ? p->gemm->y_ld : QUIRE_PACKED_COLUMNS; }
+
 static float *out_at(const struct panel *p, int64_t row) {
   return p->direct ? (float *)p->gemm->y + (p->block->row + row) * p->gemm->y_ld + p->column : p->stage->out;
 }
@@ -106,7 +116,6 @@ static void short_compute(const struct quire_gemm_isa *isa, const struct panel *
       .sums = p->stage->sums,
       .ask = p->w + panel_bytes(w),
       .x_ld = p->gemm->x_ld,
-      .out_ld = p->direct ? p->gemm->y_ld : QUIRE_PACKED_COLUMNS,
       .steps = w->k / STEP,
       .ask_lines = lines,
   };
@@ -118,11 +127,13 @@ static void short_compute(const struct quire_gemm_isa *isa, const struct panel *
   for (int32_t row = 0; row < p->block->rows; row += QUIRE_PREPACKED_SHORT_ROWS) {
     int32_t left = p->block->rows - row;
     rows.rows = left < QUIRE_PREPACKED_SHORT_ROWS ? left : QUIRE_PREPACKED_SHORT_ROWS;
+    const struct panel to = panel_in_fours(p, rows.rows);
     rows.x = x_at(p, row);
-    rows.out = out_at(p, row);
+    rows.out = out_at(&to, row);
+    rows.out_ld = out_ld(&to);
     isa->prepacked->short_k(&rows);
     rows.ask += (int64_t)lines * CACHE_LINE;
-    out_write(p, row, rows.rows);
+    out_write(&to, row, rows.rows);
   }
 }
 
@@ -137,16 +148,17 @@ static void middle_compute(const struct quire_gemm_isa *isa, const struct panel 
       .w = (const uint32_t *)(const void *)p->w,
       .sums = p->stage->sums,
       .x_stride = x->stride,
-      .out_ld = p->direct ? p->gemm->y_ld : QUIRE_PACKED_COLUMNS,
       .steps = p->gemm->w.k / STEP,
   };
   for (int32_t row = 0; row < p->block->rows; row += QUIRE_PREPACKED_MIDDLE_ROWS) {
     int32_t left = p->block->rows - row;
     rows.rows = left < QUIRE_PREPACKED_MIDDLE_ROWS ? left : QUIRE_PREPACKED_MIDDLE_ROWS;
     rows.x = x->to + quire_packed_x_row(row, rows.steps);
-    rows.out = out_at(p, row);
+    const struct panel to = panel_in_fours(p, rows.rows);
+    rows.out = out_at(&to, row);
+    rows.out_ld = out_ld(&to);
     isa->prepacked->middle_k(&rows);
-    out_write(p, row, rows.rows);
+    out_write(&to, row, rows.rows);
   }
 }
 
@@ -155,8 +167,7 @@ static void tiles_compute(const struct quire_gemm_isa *isa, const struct panel *
   const struct quire_prepacked_block *b = p->block;
   const int32_t steps = p->gemm->w.k / STEP;
   const int64_t lane_bytes = panel_bytes(&p->gemm->w) / QUIRE_GEMM_LANES;
-  struct quire_packed_tile tile = {
-      .scale = p->scale, .out_ld = p->direct ? p->gemm->y_ld : QUIRE_PACKED_COLUMNS, .steps = steps};
+  struct quire_packed_tile tile = {.scale = p->scale, .out_ld = out_ld(p), .steps = steps};
   for (tile.position = 0; tile.position < QUIRE_GEMM_LANES; tile.position++) {
     const uint8_t *lane = p->w + tile.position * lane_bytes;
     tile.w = (const uint32_t *)(const void *)lane;

@@ -43,7 +43,7 @@ struct quire_prepacked_row {
   const uint8_t *ask_end; /* W is asked for ahead, up to here */
 };
 
-/* Rows of a short k against a panel of bf16: out[row * out_ld + column]. */
+/* Rows of a short k against a panel of bf16: out[row * out_ld + column], written for rows up to a multiple of four. */
 struct quire_prepacked_short {
   const uint16_t *x;
   const uint32_t *w;
@@ -57,8 +57,8 @@ struct quire_prepacked_short {
   int32_t ask_lines;
 };
 
-/* Packed rows of a middle k against a panel of bf16. What follows a pair of lanes of W in memory is asked for while
- * rows meet that pair. */
+/* Packed rows of a middle k against a panel of bf16, out as above. What follows a pair of lanes of W in memory is asked
+ * for while rows meet that pair. */
 struct quire_prepacked_middle {
   const uint32_t *x; /* first row at its first position */
   const uint32_t *w;

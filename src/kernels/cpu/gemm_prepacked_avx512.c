@@ -161,54 +161,57 @@ static void row(const struct quire_prepacked_row *r) {
 
 /* --- short k --- */
 
-/* Rows of a short k at a pair of positions. */
+/* Rows of a short k at a pair of positions. It goes by value, and how many levels of the tree are added is known to the
+ * compiler: asked for row after row, both cost a tenth of the products. */
 struct pass {
-  const struct quire_prepacked_short *s;
   const uint32_t *w; /* of the first lane of the pair */
   const uint8_t *x;  /* at that lane of the first row */
-  float *sums, *to;
-  int64_t to_ld;
-  int levels;
-  bool last; /* `to` is out: only rows that exist */
+  const float *sums;
+  float *to;
+  int64_t x_bytes, to_ld; /* between rows */
+  float scale;
+  int rows;
 };
 
 static_assert(QUIRE_PREPACKED_SHORT_ROWS % 4 == 0, "rows go by in twos or fours");
 #define LEVEL_STRIDE (QUIRE_PREPACKED_SHORT_ROWS * QUIRE_PACKED_COLUMNS)
 
 /* The two lanes of a pair are added, then what waits; `rows` of them from number `row`. */
-QUIRE_INLINE void pass_carry(const struct pass *p, int row, const int rows, __m512 *acc) {
+QUIRE_INLINE void pass_carry(struct pass p, int row, const int rows, const int levels, __m512 *acc) {
   const int count = rows * VECTORS;
-  const float *waiting = p->sums + row * QUIRE_PACKED_COLUMNS;
-  float *to = p->to + row * p->to_ld;
+  const float *waiting = p.sums + row * QUIRE_PACKED_COLUMNS;
+  float *to = p.to + row * p.to_ld;
   QUIRE_UNROLL
   for (int j = 0; j < 4 * VECTORS; j++) {
     acc[j] = j < count ? _mm512_add_ps(acc[j], acc[count + j]) : acc[j];
   }
-  for (int level = 1; level < p->levels; level++) {
+  QUIRE_UNROLL
+  for (int level = 1; level < QUIRE_PACKED_LEVELS; level++) {
     QUIRE_UNROLL
     for (int j = 0; j < 4 * VECTORS; j++) {
-      acc[j] = j < count ? _mm512_add_ps(_mm512_load_ps(waiting + level * LEVEL_STRIDE + j * 16), acc[j]) : acc[j];
+      if (level < levels && j < count) {
+        acc[j] = _mm512_add_ps(_mm512_load_ps(waiting + level * LEVEL_STRIDE + j * 16), acc[j]);
+      }
     }
   }
   QUIRE_UNROLL
   for (int j = 0; j < 4 * VECTORS; j++) {
-    if (j < count && (!p->last || row + j / VECTORS < p->s->rows)) {
-      _mm512_storeu_ps(to + j / VECTORS * p->to_ld + j % VECTORS * 16, acc[j]);
+    if (j < count) {
+      _mm512_storeu_ps(to + j / VECTORS * p.to_ld + j % VECTORS * 16, acc[j]);
     }
   }
 }
 
 /* One block of k: both lanes' weights stay in registers, rows go by in twos. */
-QUIRE_INLINE void pass_held(const struct pass *p, bool scaled) {
-  const struct quire_prepacked_short *s = p->s;
-  const __m512 scale = _mm512_set1_ps(scaled ? s->scale[0] : 1.0f);
+QUIRE_INLINE void pass_held(struct pass p, bool scaled, const int levels) {
+  const __m512 scale = _mm512_set1_ps(p.scale);
   __m512i w[2 * HELD_STEPS * VECTORS];
   QUIRE_UNROLL
   for (int j = 0; j < 2 * HELD_STEPS * VECTORS; j++) {
-    w[j] = _mm512_load_si512(p->w + j * 16);
+    w[j] = _mm512_load_si512(p.w + j * 16);
   }
-  for (int row = 0; row < s->rows; row += 2) {
-    const uint8_t *x[2] = {p->x + row * s->x_ld * 2, p->x + (row + (row + 1 < s->rows)) * s->x_ld * 2};
+  for (int row = 0; row < p.rows; row += 2) {
+    const uint8_t *x[2] = {p.x + row * p.x_bytes, p.x + (row + (row + 1 < p.rows)) * p.x_bytes};
     __m512 acc[4 * VECTORS];
     QUIRE_UNROLL
     for (int j = 0; j < 4 * VECTORS; j++) {
@@ -228,19 +231,18 @@ QUIRE_INLINE void pass_held(const struct pass *p, bool scaled) {
     for (int j = 0; j < 4 * VECTORS; j++) {
       acc[j] = scaled ? _mm512_fmadd_ps(scale, acc[j], _mm512_setzero_ps()) : acc[j];
     }
-    pass_carry(p, row, 2, acc);
+    pass_carry(p, row, 2, levels, acc);
   }
 }
 
 /* Both lanes side by side, rows in fours. */
-QUIRE_INLINE void pass_pairs(const struct pass *p, const int64_t steps) {
-  const struct quire_prepacked_short *s = p->s;
-  for (int row = 0; row < s->rows; row += 4) {
+QUIRE_INLINE void pass_pairs(struct pass p, const int64_t steps, const int levels) {
+  for (int row = 0; row < p.rows; row += 4) {
     const uint8_t *x[4];
     __m512 acc[8 * VECTORS];
     QUIRE_UNROLL
     for (int r = 0; r < 4; r++) {
-      x[r] = p->x + (row + r < s->rows ? row + r : s->rows - 1) * s->x_ld * 2;
+      x[r] = p.x + (row + r < p.rows ? row + r : p.rows - 1) * p.x_bytes;
     }
     QUIRE_UNROLL
     for (int j = 0; j < 8 * VECTORS; j++) {
@@ -251,36 +253,50 @@ QUIRE_INLINE void pass_pairs(const struct pass *p, const int64_t steps) {
       for (int j = 0; j < 8 * VECTORS; j++) {
         int lane = j / (4 * VECTORS);
         __m512i two = pair_of(x[j / VECTORS % 4] + step * STEP_BYTES + lane * (STEP_BYTES / 2));
-        __m512i wv = _mm512_load_si512(p->w + (lane * steps + step) * QUIRE_PACKED_COLUMNS + j % VECTORS * 16);
+        __m512i wv = _mm512_load_si512(p.w + (lane * steps + step) * QUIRE_PACKED_COLUMNS + j % VECTORS * 16);
         acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)two, (__m512bh)wv);
       }
     }
-    pass_carry(p, row, 4, acc);
+    pass_carry(p, row, 4, levels, acc);
+  }
+}
+
+QUIRE_INLINE void pass_go(struct pass p, const struct quire_prepacked_short *s, const int levels) {
+  if (s->scale != NULL) {
+    pass_held(p, true, levels);
+  } else if (s->steps == HELD_STEPS) {
+    pass_held(p, false, levels);
+  } else if (s->steps == 2 * HELD_STEPS) {
+    pass_pairs(p, 2 * HELD_STEPS, levels);
+  } else {
+    pass_pairs(p, s->steps, levels);
   }
 }
 
 static void short_k(const struct quire_prepacked_short *s) {
   const int share = (s->ask_lines + QUIRE_GEMM_LANES / 2 - 1) / (QUIRE_GEMM_LANES / 2);
   const uint8_t *ask = s->ask;
-  struct pass p = {.s = s, .sums = s->sums};
+  struct pass p = {.sums = s->sums, .x_bytes = s->x_ld * 2, .rows = s->rows};
+  p.scale = s->scale != NULL ? s->scale[0] : 1.0f;
   for (int position = 0; position < QUIRE_GEMM_LANES; position += 2) {
+    int levels = __builtin_ctz(~(unsigned)(position + 1));
     p.w = s->w + (int64_t)position * s->steps * QUIRE_PACKED_COLUMNS;
     p.x = (const uint8_t *)s->x + position_of[position] * 4;
-    p.levels = __builtin_ctz(~(unsigned)(position + 1));
-    p.last = p.levels == QUIRE_PACKED_LEVELS;
-    p.to = p.last ? s->out : s->sums + p.levels * LEVEL_STRIDE;
-    p.to_ld = p.last ? s->out_ld : QUIRE_PACKED_COLUMNS;
+    p.to = s->sums + levels * LEVEL_STRIDE;
+    p.to_ld = QUIRE_PACKED_COLUMNS;
     for (int line = 0; line < share; line++, ask += LINE) {
       _mm_prefetch((const char *)ask, _MM_HINT_T0);
     }
-    if (s->scale != NULL) {
-      pass_held(&p, true);
-    } else if (s->steps == HELD_STEPS) {
-      pass_held(&p, false);
-    } else if (s->steps == 2 * HELD_STEPS) {
-      pass_pairs(&p, 2 * HELD_STEPS);
+    if (levels == 1) {
+      pass_go(p, s, 1);
+    } else if (levels == 2) {
+      pass_go(p, s, 2);
+    } else if (levels == 3) {
+      pass_go(p, s, 3);
     } else {
-      pass_pairs(&p, s->steps);
+      p.to = s->out;
+      p.to_ld = s->out_ld;
+      pass_go(p, s, QUIRE_PACKED_LEVELS);
     }
   }
 }
@@ -314,7 +330,7 @@ QUIRE_INLINE void middle_step(const struct middle_pass *p, const uint8_t *const 
   }
 }
 
-/* The lanes of a pair are added, then what waits; at the last level these are outputs, of rows that exist. */
+/* The lanes of a pair are added, then what waits. */
 QUIRE_INLINE void middle_carry(const struct middle_pass *p, const int levels, int row, __m512 *acc) {
   const float *waiting = p->sums + row * QUIRE_PACKED_COLUMNS;
   float *to = p->to + row * p->to_ld;
@@ -333,9 +349,7 @@ QUIRE_INLINE void middle_carry(const struct middle_pass *p, const int levels, in
   }
   QUIRE_UNROLL
   for (int j = 0; j < 4 * VECTORS; j++) {
-    if (levels < QUIRE_PACKED_LEVELS || row + j / VECTORS < p->s->rows) {
-      _mm512_storeu_ps(to + j / VECTORS * p->to_ld + j % VECTORS * 16, acc[j]);
-    }
+    _mm512_storeu_ps(to + j / VECTORS * p->to_ld + j % VECTORS * 16, acc[j]);
   }
 }
 
