@@ -10,7 +10,8 @@
 #define STEP_BYTES 64
 #define LINE 64
 #define VECTORS (QUIRE_PACKED_COLUMNS / 16)
-#define AHEAD 8192 /* bytes of W that a row alone asks for ahead */
+#define AHEAD 8192        /* bytes of W that a row alone asks for ahead */
+#define AHEAD_CODES 10240 /* of fp8 */
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
 #define HELD_STEPS 4 /* of two lanes of 32 columns: half of the registers */
 
@@ -78,40 +79,66 @@ QUIRE_INLINE __m512i pair_of(const uint8_t *x) {
   return _mm512_set1_epi32(two);
 }
 
-/* How far ahead to ask while `bytes` of a lane are read from w on. */
-QUIRE_INLINE int64_t ahead_of(const struct quire_prepacked_row *r, const uint8_t *w, int64_t bytes) {
-  return (uintptr_t)w + (uintptr_t)bytes + AHEAD <= (uintptr_t)r->ask_end ? AHEAD : 0;
+/* How far ahead to ask while `bytes` of a lane are read from w on: `far`, or not at all. */
+QUIRE_INLINE int64_t ahead_of(const struct quire_prepacked_row *r, const uint8_t *w, int64_t bytes, int64_t far) {
+  return (uintptr_t)w + (uintptr_t)(bytes + far) <= (uintptr_t)r->ask_end ? far : 0;
 }
 
-/* Sums of a lane go into the tree. */
-QUIRE_INLINE void row_carry(float *sums, int position, float *out, __m512 *acc) {
-  int levels = __builtin_ctz(~(unsigned)position);
+/* Sums of a lane go into the tree. Where the position is known to the compiler, what waits is in registers. */
+QUIRE_INLINE void row_carry(__m512 (*waiting)[VECTORS], const int position, float *out, __m512 *acc) {
+  const int levels = __builtin_ctz(~(unsigned)position);
   for (int level = 0; level < levels; level++) {
-    acc[0] = _mm512_add_ps(_mm512_load_ps(sums + level * QUIRE_PACKED_COLUMNS), acc[0]);
-    acc[1] = _mm512_add_ps(_mm512_load_ps(sums + level * QUIRE_PACKED_COLUMNS + 16), acc[1]);
+    acc[0] = _mm512_add_ps(waiting[level][0], acc[0]);
+    acc[1] = _mm512_add_ps(waiting[level][1], acc[1]);
   }
-  float *to = levels < QUIRE_PACKED_LEVELS ? sums + levels * QUIRE_PACKED_COLUMNS : out;
-  _mm512_storeu_ps(to, acc[0]);
-  _mm512_storeu_ps(to + 16, acc[1]);
+  if (levels < QUIRE_PACKED_LEVELS) {
+    waiting[levels][0] = acc[0];
+    waiting[levels][1] = acc[1];
+  } else {
+    _mm512_storeu_ps(out, acc[0]);
+    _mm512_storeu_ps(out + 16, acc[1]);
+  }
 }
 
-QUIRE_INLINE void row_bf16(const struct quire_prepacked_row *r, const int64_t steps) {
-  _Alignas(64) float sums[QUIRE_PACKED_LEVELS * QUIRE_PACKED_COLUMNS];
+QUIRE_INLINE void lane_bf16(const struct quire_prepacked_row *r, const int position, const uint8_t *w,
+                            const int64_t steps, __m512 *acc_out) {
+  const int64_t ahead = ahead_of(r, w, steps * VECTORS * LINE, AHEAD);
+  const uint8_t *x = r->x + r->lane[position];
+  __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  for (int64_t step = 0; step < steps; step++, w += VECTORS * LINE, x += r->step_bytes) {
+    __m512i two = pair_of(x);
+    QUIRE_UNROLL
+    for (int v = 0; v < VECTORS; v++) {
+      _mm_prefetch((const char *)w + ahead + v * LINE, _MM_HINT_T0);
+      acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)two, (__m512bh)_mm512_load_si512(w + v * LINE));
+    }
+  }
+  acc_out[0] = acc[0];
+  acc_out[1] = acc[1];
+}
+
+/* Any k. */
+static void row_bf16(const struct quire_prepacked_row *r) {
+  const int64_t steps = r->steps, lane_bytes = steps * VECTORS * LINE;
   const uint8_t *w = r->w;
   for (int32_t panel = 0; panel < r->panels; panel++) {
-    for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
-      const uint8_t *x = r->x + r->lane[position];
-      const int64_t ahead = ahead_of(r, w, steps * VECTORS * LINE);
-      __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-      for (int64_t step = 0; step < steps; step++, w += VECTORS * LINE, x += r->step_bytes) {
-        __m512i two = pair_of(x);
-        QUIRE_UNROLL
-        for (int v = 0; v < VECTORS; v++) {
-          _mm_prefetch((const char *)w + ahead + v * LINE, _MM_HINT_T0);
-          acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)two, (__m512bh)_mm512_load_si512(w + v * LINE));
-        }
-      }
-      row_carry(sums, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
+    __m512 waiting[QUIRE_PACKED_LEVELS][VECTORS], acc[VECTORS];
+    for (int position = 0; position < QUIRE_GEMM_LANES; position++, w += lane_bytes) {
+      lane_bf16(r, position, w, steps, acc);
+      row_carry(waiting, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
+    }
+  }
+}
+
+/* A k so short that the tree, position by position, would cost as much as the reading. */
+QUIRE_INLINE void row_bf16_short(const struct quire_prepacked_row *r, const int64_t steps) {
+  const uint8_t *w = r->w;
+  for (int32_t panel = 0; panel < r->panels; panel++) {
+    __m512 waiting[QUIRE_PACKED_LEVELS][VECTORS], acc[VECTORS];
+    QUIRE_UNROLL
+    for (int position = 0; position < QUIRE_GEMM_LANES; position++, w += steps * VECTORS * LINE) {
+      lane_bf16(r, position, w, steps, acc);
+      row_carry(waiting, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
     }
   }
 }
@@ -119,14 +146,14 @@ QUIRE_INLINE void row_bf16(const struct quire_prepacked_row *r, const int64_t st
 #define SCALED_PANELS (QUIRE_FP8_BLOCK / QUIRE_PACKED_COLUMNS) /* share their scales */
 
 QUIRE_LOOK_UP static void row_codes(const struct quire_prepacked_row *r) {
-  _Alignas(64) float sums[QUIRE_PACKED_LEVELS * QUIRE_PACKED_COLUMNS];
   const struct quire_e4m3_tables tables = quire_e4m3_tables();
   const uint8_t *w = r->w;
   for (int32_t panel = 0; panel < r->panels; panel++) {
     const float *scales = r->scale + (r->panel + panel) / SCALED_PANELS * r->scale_ld;
+    __m512 waiting[QUIRE_PACKED_LEVELS][VECTORS];
     for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
       const uint8_t *x = r->x + r->lane[position];
-      const int64_t ahead = ahead_of(r, w, (int64_t)r->steps * LINE);
+      const int64_t ahead = ahead_of(r, w, (int64_t)r->steps * LINE, AHEAD_CODES);
       __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
       for (int64_t begin = 0; begin < r->steps; begin += BLOCK_STEPS) {
         __m512 scale = _mm512_set1_ps(scales[begin / BLOCK_STEPS]);
@@ -142,7 +169,7 @@ QUIRE_LOOK_UP static void row_codes(const struct quire_prepacked_row *r) {
         acc[0] = _mm512_fmadd_ps(scale, block0, acc[0]);
         acc[1] = _mm512_fmadd_ps(scale, block1, acc[1]);
       }
-      row_carry(sums, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
+      row_carry(waiting, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
     }
   }
 }
@@ -151,11 +178,11 @@ static void row(const struct quire_prepacked_row *r) {
   if (r->scale != NULL) {
     row_codes(r);
   } else if (r->steps == HELD_STEPS) {
-    row_bf16(r, HELD_STEPS);
+    row_bf16_short(r, HELD_STEPS);
   } else if (r->steps == 2 * HELD_STEPS) {
-    row_bf16(r, 2 * HELD_STEPS);
+    row_bf16_short(r, 2 * HELD_STEPS);
   } else {
-    row_bf16(r, r->steps);
+    row_bf16(r);
   }
 }
 
