@@ -11,7 +11,7 @@
 #define LINE 64
 #define VECTORS (QUIRE_PACKED_COLUMNS / 16)
 #define AHEAD 8192        /* bytes of W that a row alone asks for ahead */
-#define AHEAD_CODES 10240 /* of fp8 */
+#define AHEAD_CODES 10240 /* of fp8 that no team shares; of a share the first AHEAD have been asked for */
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
 #define HELD_STEPS 4 /* of two lanes of 32 columns: half of the registers */
 
@@ -147,13 +147,14 @@ QUIRE_INLINE void row_bf16_short(const struct quire_prepacked_row *r, const int6
 
 QUIRE_LOOK_UP static void row_codes(const struct quire_prepacked_row *r) {
   const struct quire_e4m3_tables tables = quire_e4m3_tables();
+  const int64_t far = r->ask_end == (const uint8_t *)UINTPTR_MAX ? AHEAD_CODES : AHEAD;
   const uint8_t *w = r->w;
   for (int32_t panel = 0; panel < r->panels; panel++) {
     const float *scales = r->scale + (r->panel + panel) / SCALED_PANELS * r->scale_ld;
     __m512 waiting[QUIRE_PACKED_LEVELS][VECTORS];
     for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
       const uint8_t *x = r->x + r->lane[position];
-      const int64_t ahead = ahead_of(r, w, (int64_t)r->steps * LINE, AHEAD_CODES);
+      const int64_t ahead = ahead_of(r, w, (int64_t)r->steps * LINE, far);
       __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
       for (int64_t begin = 0; begin < r->steps; begin += BLOCK_STEPS) {
         __m512 scale = _mm512_set1_ps(scales[begin / BLOCK_STEPS]);
