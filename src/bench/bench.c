@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "bench/bench_engine.h"
 #include "bench/bench_list.h"
 #include "bench/bench_serve.h"
@@ -109,13 +110,26 @@ static const struct quire_option option_rows[] = {
      .help = "bytes a rank may reserve in the run of bench capacity"},
 };
 
+const char *cli_bench_name(int index, const char **about_out) {
+  static const char *const others[][2] = {
+      {"serve", "load for a server, over HTTP: quire bench serve URL"},
+      {"all", "all but serve, one after another"},
+      {NULL, NULL},
+  };
+  QUIRE_ASSERT(index >= 0 && index < ENTRIES + 3);
+  const struct bench_entry *entry = bench_entry_at(index);
+  *about_out = entry != NULL ? entry->about : others[index - ENTRIES][1];
+  return entry != NULL ? entry->name : others[index - ENTRIES][0];
+}
+
 static void list(void) {
+  const char *name, *about;
   printf("usage: quire bench NAME [options]\n\n");
-  for (int i = 0; i < ENTRIES; i++) {
-    printf("  %-10s %s%s\n", entries[i].name, entries[i].about, entries[i].needs_model ? " (needs --model)" : "");
+  for (int i = 0; (name = cli_bench_name(i, &about)) != NULL; i++) {
+    const struct bench_entry *entry = bench_entry_at(i);
+    printf("  %-10s %s%s\n", name, about, entry != NULL && entry->needs_model ? " (needs --model)" : "");
   }
-  printf("  %-10s load for a server, over HTTP: quire bench serve URL\n", "serve");
-  printf("  %-10s all of them, one after another\n\nquire bench NAME --help lists the options.\n", "all");
+  printf("\nquire bench NAME --help lists the options.\n");
 }
 
 /* --- */
@@ -213,20 +227,22 @@ static enum quire_status run_named(struct bench *bench, const char *name, struct
   return status;
 }
 
-static bool is_bench(const char *name) {
-  bool found = strcmp(name, "all") == 0;
-  for (int i = 0; i < ENTRIES; i++) {
-    found = found || strcmp(name, entries[i].name) == 0;
+static bool is_bench(const char *wanted) {
+  const char *name, *about;
+  bool found = false;
+  for (int i = 0; (name = cli_bench_name(i, &about)) != NULL; i++) {
+    found = found || strcmp(wanted, name) == 0;
   }
   return found;
 }
 
 static int refuse_name(void) {
+  const char *name, *about;
   fprintf(stderr, "quire: bench: name one of");
-  for (int i = 0; i < ENTRIES; i++) {
-    fprintf(stderr, " %s,", entries[i].name);
+  for (int i = 0; (name = cli_bench_name(i, &about)) != NULL; i++) {
+    fprintf(stderr, " %s%s", name, i <= ENTRIES ? "," : "");
   }
-  fprintf(stderr, " serve, all; quire bench list describes them\n");
+  fprintf(stderr, "; quire bench list describes them\n");
   return CLI_EXIT_USAGE;
 }
 

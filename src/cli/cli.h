@@ -78,6 +78,8 @@ struct cli_command {
   int (*run)(int argc, char **argv);
   const char *help;
   const char *const *subjects; /* first arguments with options of their own, NULL at the end; NULL: it has none */
+  /* names its first argument may have, by index, NULL behind the last; NULL: it takes options only */
+  const char *(*first_name)(int index, const char **about_out);
 };
 
 /* `quire man`: the program's manual page, or with a command's name that command's. */
@@ -185,6 +187,7 @@ int cli_check(int argc, char **argv);
 int cli_eval(int argc, char **argv);
 int cli_serve(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+const char *cli_bench_name(int index, const char **about_out);
 int cli_replay(int argc, char **argv);
 
 #ifdef __cplusplus

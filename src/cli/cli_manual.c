@@ -36,6 +36,13 @@ static int command_page(const struct cli_command *command) {
   for (int i = 0; code == CLI_EXIT_OK && subjects_of(command)[i] != NULL; i++) {
     code = ask(command, subjects_of(command)[i], CLI_HELP_MAN);
   }
+  const char *about, *name = command->first_name != NULL ? command->first_name(0, &about) : NULL;
+  if (name != NULL) {
+    printf(".SH NAMES\n");
+  }
+  for (int i = 1; name != NULL; name = command->first_name(i++, &about)) {
+    printf(".TP\n.B %s\n%s\n", name, about);
+  }
   printf(".SH ENVIRONMENT AND FILES\n"
          "\\fB\\-\\-\\fINAME value\\fR is also \\fBQUIRE_\\fINAME\\fR in the environment (capitals, _ for \\-) and\n"
          "\\fINAME\\fB: \\fIvalue\\fR in the YAML file of \\fB\\-\\-config\\fR; the command line wins over the\n"
@@ -169,6 +176,14 @@ static void command_case(const struct shell *shell, const struct cli_command *co
 static int option_case(const struct shell *shell, const struct cli_command *command) {
   int code = CLI_EXIT_OK;
   printf("%s%s%s", shell->case_open, command->name, shell->case_lines);
+  if (command->first_name != NULL) { /* as if the command were an option that has these values */
+    const char *about, *name;
+    printf("%s", command->name);
+    for (int i = 0; (name = command->first_name(i, &about)) != NULL; i++) {
+      printf(" %s", name);
+    }
+    printf("\t%s\n", command->help);
+  }
   for (int i = 0; code == CLI_EXIT_OK && subjects_of(command)[i] != NULL; i++) {
     code = ask(command, subjects_of(command)[i], CLI_HELP_WORDS);
   }

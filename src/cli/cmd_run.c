@@ -325,7 +325,9 @@ static void print_summary(const struct quire_engine_config *config, const struct
   fprintf(stderr, "  tokens prefilled          %lld (and %lld found in the cache)\n", (long long)prefilled,
           (long long)result->hit_tokens);
   fprintf(stderr, "  prefill                   %.0f tokens/s\n", rate(prefilled, result->prefill_ns));
-  fprintf(stderr, "  decode                    %.1f tokens/s\n", rate(result->decode_steps, result->decode_ns));
+  if (result->decode_steps > 0) {
+    fprintf(stderr, "  decode                    %.1f tokens/s\n", rate(result->decode_steps, result->decode_ns));
+  }
   int64_t all = result->pages * memory.bundle_bytes;
   fprintf(stderr, "  KV of the last request    %.2f MB in %d pages; a replicated cache needs that on each rank\n",
           (double)all * 1e-6, result->pages);

@@ -7,13 +7,13 @@
 static const char *const bench_subjects[] = {"all", "serve", NULL};
 
 static const struct cli_command commands[] = {
-    {"run", cli_run, "answer prompts with ranks that share one KV cache", NULL},
-    {"serve", cli_serve, "serve a model over HTTP, to clients of OpenAI, SGLang and vLLM", NULL},
-    {"info", cli_info, "model, parts table, memory plan, support table, machine", NULL},
-    {"check", cli_check, "self-tests of this machine and a model", NULL},
-    {"eval", cli_eval, "held-out loss, recall by distance, draft agreement", NULL},
-    {"bench", cli_bench, "measure against ceilings of the same run", bench_subjects},
-    {"replay", cli_replay, "hit rates of a published trace through pool and tree", NULL},
+    {"run", cli_run, "answer prompts with ranks that share one KV cache", NULL, NULL},
+    {"serve", cli_serve, "serve a model over HTTP, to clients of OpenAI, SGLang and vLLM", NULL, NULL},
+    {"info", cli_info, "model, parts table, memory plan, support table, machine", NULL, NULL},
+    {"check", cli_check, "self-tests of this machine and a model", NULL, NULL},
+    {"eval", cli_eval, "held-out loss, recall by distance, draft agreement", NULL, NULL},
+    {"bench", cli_bench, "measure against ceilings of the same run", bench_subjects, cli_bench_name},
+    {"replay", cli_replay, "hit rates of a published trace through pool and tree", NULL, NULL},
 };
 
 #define COMMANDS (int)(sizeof commands / sizeof commands[0])

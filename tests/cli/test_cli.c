@@ -505,6 +505,7 @@ static void test_manual(void **state) {
     assert_int_equal(strncmp(outcome->out, page, strlen(page)), 0);
   }
   assert_non_null(strstr(quire("help bench topk")->out, "--slice-us"));
+  assert_non_null(strstr(quire("man bench")->out, "\n.B controller\na tick "));
 }
 
 /* The function of each shell, run with what a line has up to the cursor; what it would complete goes to a file. */
@@ -516,6 +517,7 @@ static void check_completions(const char *shell, const char *script) {
       {"quire run --sp", "--split"},
       {"quire run --split i", "interleave"},
       {"quire serve --kv-format b", "bf16"},
+      {"quire bench contr", "controller"},
       {"quire bench topk --slice", "--slice-us"},
       {"quire bench serve --concurr", "--concurrency"},
       {"quire run --latent-norm", "--latent-norm-eps"}, /* an apostrophe in its help */
