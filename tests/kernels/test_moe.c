@@ -307,10 +307,10 @@ static void mixture_check(struct mixture *p, const struct quire_kernels *kernels
   }
 }
 
-/* Packed experts: short k and long, ends of panels, an expert with more rows than a block. */
+/* Packed experts: short k and long, ends of panels, more rows than a block, a row alone that is packed. */
 static void test_packed(void **state) {
-  static const int32_t shapes[][4] = {{128, 128, 5, 3}, {256, 128, 40, 2}, {384, 288, 300, 1},
-                                      {128, 80, 9, 4},  {640, 48, 3, 4},   {544, 384, 1, 4}};
+  static const int32_t shapes[][4] = {{128, 128, 5, 3}, {256, 128, 40, 2}, {384, 288, 300, 1}, {128, 80, 9, 4},
+                                      {640, 48, 3, 4},  {544, 384, 1, 4},  {4224, 64, 1, 2}};
   (void)state;
   for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
     for (int dtype = QUIRE_DTYPE_BF16; dtype <= QUIRE_DTYPE_FP8; dtype++) {

@@ -10,9 +10,10 @@
 
 #define STEP 32
 #define CACHE_LINE 64
+#define LINE_WORDS (CACHE_LINE / (int)sizeof(uint32_t))
 #define TILE_ROWS (QUIRE_PACKED_TILE_GROUPS * QUIRE_PACKED_ROWS)
 #define ASK_FAR 8192 /* bytes ahead of where few rows read */
-#define NEAR_K 8192  /* of a row that stays in the first level cache beside the weights that go by */
+#define NEAR_K 4096  /* of a row that stays in the first level cache beside the weights that go by */
 #define SHORT_LANE_WORDS (QUIRE_FP8_BLOCK / STEP * QUIRE_PACKED_COLUMNS)
 #define MIDDLE_K 1024 /* up to here sums are as many bytes as weights */
 
@@ -66,6 +67,31 @@ static bool row_alone(const struct quire_gemm_isa *isa, const struct quire_weigh
 
 bool quire_prepacked_direct(const struct quire_gemm_isa *isa, const struct quire_weight *w, int64_t rows) {
   return short_k(w) || (row_alone(isa, w, rows) && w->k <= NEAR_K);
+}
+
+/* Whether a row alone is packed by itself: whatever weights it meets, no tile reads it. */
+static bool row_tight(const struct quire_gemm_isa *isa, int64_t rows) {
+  return rows == 1 && isa->prepacked->reads_codes();
+}
+
+int64_t quire_prepacked_x_stride(const struct quire_gemm_isa *isa, int64_t rows, int64_t steps) {
+  return row_tight(isa, rows) ? (steps + LINE_WORDS - 1) / LINE_WORDS * LINE_WORDS : quire_packed_x_stride(rows, steps);
+}
+
+void quire_prepacked_x(const struct quire_gemm_isa *isa, const struct quire_packed_rows *from, int64_t begin,
+                       int64_t end) {
+  QUIRE_ASSERT(from->k % STEP == 0 && from->index == NULL && end <= from->rows);
+  if (!row_tight(isa, from->rows)) {
+    quire_packed_x(isa, from, begin, end);
+    return;
+  }
+  for (int position = 0; begin < end && position < QUIRE_GEMM_LANES; position++) {
+    const uint16_t *x = from->x + 2 * quire_packed_lane(position);
+    uint32_t *to = from->to + position * from->stride;
+    for (int32_t step = 0; step < from->k / STEP; step++) {
+      memcpy(to + step, x + step * STEP, sizeof *to);
+    }
+  }
 }
 
 int64_t quire_prepacked_lane_words(int32_t k) { return (int64_t)k / STEP * QUIRE_PACKED_COLUMNS; }
@@ -205,7 +231,7 @@ static void row_compute(const struct quire_gemm_isa *isa, const struct quire_pre
   struct quire_prepacked_row row = {.scale_ld = g->w.scale_ld, .steps = g->w.k / STEP};
   row.scale = fp8(&g->w) ? g->w.scale : NULL;
   row.x = direct ? (const uint8_t *)((const uint16_t *)g->x + b->row * g->x_ld) : (const uint8_t *)b->x->to;
-  row.step_bytes = direct ? STEP * 2 : QUIRE_PACKED_ROWS * (int64_t)sizeof(uint32_t);
+  row.step_bytes = direct ? STEP * 2 : (row_tight(isa, 1) ? 1 : QUIRE_PACKED_ROWS) * (int64_t)sizeof(uint32_t);
   for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
     int64_t word = direct ? quire_packed_lane(position) : position * b->x->stride;
     row.lane[position] = word * (int64_t)sizeof(uint32_t);
@@ -274,7 +300,7 @@ static void x_share(void *context, int member, int threads) {
   const struct run *r = context;
   int64_t begin, end;
   quire_team_share(r->rows, 2 * QUIRE_PACKED_ROWS, member, threads, &begin, &end);
-  quire_packed_x(r->isa, &r->x, begin, end);
+  quire_prepacked_x(r->isa, &r->x, begin, end);
 }
 
 static void w_share(void *context, int member, int threads) {
@@ -301,7 +327,7 @@ void quire_prepacked_run(const struct quire_gemm_isa *isa, const struct quire_ge
       r.x = (struct quire_packed_rows){.ld = gemm->x_ld, .rows = r.rows, .k = gemm->w.k};
       r.x.x = (const uint16_t *)gemm->x + r.row * gemm->x_ld;
       r.x.to = (uint32_t *)(((uintptr_t)gemm->scratch + CACHE_LINE - 1) & ~(uintptr_t)(CACHE_LINE - 1));
-      r.x.stride = quire_packed_x_stride(r.rows, steps);
+      r.x.stride = quire_prepacked_x_stride(isa, r.rows, steps);
       r.lanes = r.x.to + QUIRE_GEMM_LANES * r.x.stride;
       quire_cpu_run(quire_cpu_team(team, (int64_t)r.rows * gemm->w.k), x_share, &r);
     }

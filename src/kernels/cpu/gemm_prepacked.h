@@ -87,7 +87,7 @@ extern const struct quire_prepacked_isa quire_prepacked_isa_avx512;
 /* A block of rows of a product, for one member. */
 struct quire_prepacked_block {
   const struct quire_gemm *gemm;     /* row_begin .. of x and y */
-  const struct quire_packed_rows *x; /* packed; unused where quire_prepacked_direct */
+  const struct quire_packed_rows *x; /* by quire_prepacked_x; unused where quire_prepacked_direct */
   uint32_t *lane;                    /* quire_prepacked_lane_words; of fp8 */
   int64_t row;
   int32_t rows; /* at most QUIRE_PACKED_BLOCK */
@@ -96,6 +96,12 @@ struct quire_prepacked_block {
 
 /* Whether `rows` rows are read where they are. */
 bool quire_prepacked_direct(const struct quire_gemm_isa *isa, const struct quire_weight *w, int64_t rows);
+
+/* Words between lanes of packed x, and its packing, as quire_packed_x_stride and quire_packed_x, for blocks of as many
+ * rows; but a row alone may lie by itself, [16 positions][stride]: a sixteenth of the words, in a near cache. */
+int64_t quire_prepacked_x_stride(const struct quire_gemm_isa *isa, int64_t rows, int64_t steps);
+void quire_prepacked_x(const struct quire_gemm_isa *isa, const struct quire_packed_rows *from, int64_t begin,
+                       int64_t end);
 
 int64_t quire_prepacked_lane_words(int32_t k);
 

@@ -220,8 +220,8 @@ static void product_compute(const struct moe_run *run, const struct quire_gemm *
     p->rows.x = product->x;
     p->rows.ld = product->x_ld;
     p->rows.rows = product->m;
-    p->rows.stride = quire_packed_x_stride(product->m, product->w.k / 32);
-    quire_packed_x(run->isa, &p->rows, 0, product->m);
+    p->rows.stride = quire_prepacked_x_stride(run->isa, product->m, product->w.k / 32);
+    quire_prepacked_x(run->isa, &p->rows, 0, product->m);
   }
   struct quire_prepacked_block block = {product, &p->rows, p->lane, 0, product->m, false};
   quire_prepacked_compute(run->isa, &block, column, end);
