@@ -1,12 +1,11 @@
 /* The driver of panels (gemm_panel.h): 32 columns after another, each packed once for all rows. While rows are computed
- * the columns that come next are asked for, a share with each group of rows. */
+ * the columns that come next are asked for, a share with each tile. */
 #include "kernels/cpu/gemm_panel.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "base/assert.h"
-#include "kernels/cpu/gemm_packed.h"
 #include "kernels/cpu/lanes.h"
 
 #define K_MAX (QUIRE_PANEL_STEPS * 32)
@@ -15,19 +14,21 @@
 #define ROWS_FEW 16
 #define ROWS_MANY 64
 #define K_FEW 128
+#define SCALED_STEPS (QUIRE_FP8_BLOCK / 32)
 #define STAGE_LD (K_MAX + 32)
 #define CACHE_LINE 64
 
 static_assert(4 * K_FEW <= K_MAX, "the longest k has a panel");
-static_assert(QUIRE_PANEL_COLUMNS == QUIRE_PACKED_COLUMNS, "outputs have one shape");
-static_assert(QUIRE_FP8_BLOCK % QUIRE_PANEL_COLUMNS == 0, "the columns of a panel share their scales");
-static_assert(QUIRE_PANEL_COLUMNS % QUIRE_GEMM_COLUMNS == 0, "parts begin on panels or in their middle");
+static_assert(2 * K_FEW <= QUIRE_PREPACKED_SHORT_STEPS * 32, "bf16 is of short k");
+static_assert(QUIRE_FP8_BLOCK % QUIRE_PACKED_COLUMNS == 0, "the columns of a panel share their scales");
+static_assert(QUIRE_PACKED_COLUMNS % QUIRE_GEMM_COLUMNS == 0, "parts begin on panels or in their middle");
 
 struct stage {
-  _Alignas(64) uint32_t panel[QUIRE_PANEL_WORDS(QUIRE_PANEL_STEPS)];
-  _Alignas(64) uint16_t w[QUIRE_PANEL_COLUMNS * STAGE_LD];
+  _Alignas(64) uint32_t panel[QUIRE_GEMM_LANES * QUIRE_PANEL_STEPS * QUIRE_PACKED_COLUMNS];
+  _Alignas(64) uint16_t w[QUIRE_PACKED_COLUMNS * STAGE_LD];
   _Alignas(64) uint16_t x[QUIRE_PANEL_ROWS * STAGE_LD];
-  _Alignas(64) float out[QUIRE_PANEL_ROWS * QUIRE_PANEL_COLUMNS];
+  _Alignas(64) float sums[QUIRE_PREPACKED_SHORT_SUMS];
+  _Alignas(64) float out[QUIRE_PANEL_ROWS * QUIRE_PACKED_COLUMNS];
 };
 
 struct plan {
@@ -45,7 +46,7 @@ struct piece {
 };
 
 static struct piece piece_at(int64_t column, int64_t end) {
-  int64_t whole = QUIRE_PANEL_COLUMNS - column % QUIRE_PANEL_COLUMNS;
+  int64_t whole = QUIRE_PACKED_COLUMNS - column % QUIRE_PACKED_COLUMNS;
   return (struct piece){column, (int32_t)(end - column < whole ? end - column : whole)};
 }
 
@@ -53,13 +54,15 @@ static const uint8_t *weight_at(const struct plan *p, int64_t column) {
   return (const uint8_t *)p->gemm->w.data + column * p->gemm->w.ld * p->w_bytes;
 }
 
+static int64_t lane_words(const struct plan *p) { return (int64_t)p->steps * QUIRE_PACKED_COLUMNS; }
+
 /* Columns into the panel, by way of the stage where they are fp8 or have an end that no panel has. */
 static void piece_pack(const struct plan *p, struct piece piece) {
   const struct quire_gemm *g = p->gemm;
   const uint16_t *w = (const uint16_t *)(const void *)weight_at(p, piece.column);
   int64_t ld = g->w.ld;
-  if (g->w.dtype == QUIRE_DTYPE_FP8 || piece.columns < QUIRE_PANEL_COLUMNS || p->k % 32 != 0) {
-    for (int32_t c = 0; c < QUIRE_PANEL_COLUMNS; c++) {
+  if (g->w.dtype == QUIRE_DTYPE_FP8 || piece.columns < QUIRE_PACKED_COLUMNS || p->k % 32 != 0) {
+    for (int32_t c = 0; c < QUIRE_PACKED_COLUMNS; c++) {
       uint16_t *to = p->stage->w + c * STAGE_LD;
       int32_t n = c < piece.columns ? p->k : 0;
       if (n > 0 && g->w.dtype == QUIRE_DTYPE_FP8) {
@@ -72,46 +75,65 @@ static void piece_pack(const struct plan *p, struct piece piece) {
     w = p->stage->w;
     ld = STAGE_LD;
   }
-  p->isa->panel->pack(w, ld, p->steps, p->stage->panel);
+  for (int half = 0; half < 2; half++) {
+    uint32_t *at = p->stage->panel + half * (QUIRE_PACKED_COLUMNS / 2);
+    struct quire_packed_place to = {{at, at + QUIRE_PACKED_COLUMNS / 4}, lane_words(p), QUIRE_PACKED_COLUMNS};
+    p->isa->packed->pack(w + half * (QUIRE_PACKED_COLUMNS / 2) * ld, ld, p->steps, to);
+  }
 }
 
-/* Asks for the share of one group of rows, out of `groups`, of the columns that come next. (Always inline: gcc takes a
- * function that only prefetches for one without effect, and drops its calls.) */
-QUIRE_INLINE void next_ask(const struct plan *p, struct piece next, int64_t group, int64_t groups) {
-  int64_t share = (next.columns + groups - 1) / groups;
-  int64_t end = (group + 1) * share < next.columns ? (group + 1) * share : next.columns;
-  for (int64_t c = group * share; c < end; c++) {
-    const uint8_t *from = weight_at(p, next.column + c);
-    for (int64_t at = 0; at < (int64_t)p->k * p->w_bytes; at += CACHE_LINE) {
-      __builtin_prefetch(from + at);
-    }
-  }
+/* The share of a tile, out of `groups`, in asking for the columns that come next, where columns lie one behind
+ * another. */
+static int32_t ask_lines(const struct plan *p, struct piece next, int64_t groups) {
+  int64_t bytes = p->gemm->w.ld == p->k ? (int64_t)next.columns * p->k * p->w_bytes : 0;
+  return (int32_t)((bytes / CACHE_LINE + groups - 1) / groups);
 }
 
 /* Points a tile at its rows of x; a k that ends within a step goes by way of the stage. */
 static void rows_point(const struct plan *p, int64_t row, struct quire_panel_tile *tile) {
-  for (int32_t r = 0; r < QUIRE_PANEL_ROWS; r++) {
-    int32_t from = r < tile->rows ? r : tile->rows - 1;
-    tile->x[r] = (const uint16_t *)p->gemm->x + (row + from) * p->gemm->x_ld;
-    if (p->k % 32 != 0) {
-      uint16_t *to = p->stage->x + from * STAGE_LD;
-      memcpy(to, tile->x[r], (size_t)p->k * 2);
+  tile->x = (const uint16_t *)p->gemm->x + row * p->gemm->x_ld;
+  tile->x_ld = p->gemm->x_ld;
+  if (p->k % 32 != 0) {
+    for (int32_t r = 0; r < tile->rows; r++) {
+      uint16_t *to = p->stage->x + r * STAGE_LD;
+      memcpy(to, tile->x + r * tile->x_ld, (size_t)p->k * 2);
       memset(to + p->k, 0, (size_t)(p->steps * 32 - p->k) * 2);
-      tile->x[r] = to;
     }
+    tile->x = p->stage->x;
+    tile->x_ld = STAGE_LD;
   }
+}
+
+/* Rows against the panel: as they meet weights packed at load, where those have a way for it. */
+static void tile_compute(const struct plan *p, const struct quire_panel_tile *tile) {
+  if (tile->scale != NULL && tile->steps != SCALED_STEPS) {
+    p->isa->panel->tile(tile);
+    return;
+  }
+  struct quire_prepacked_short rows = {.x = tile->x,
+                                       .w = tile->panel,
+                                       .scale = tile->scale,
+                                       .sums = p->stage->sums,
+                                       .out = tile->out,
+                                       .ask = tile->ask,
+                                       .x_ld = tile->x_ld,
+                                       .out_ld = tile->out_ld,
+                                       .steps = tile->steps,
+                                       .rows = tile->rows,
+                                       .ask_lines = tile->ask_lines};
+  p->isa->prepacked->short_k(&rows);
 }
 
 /* One panel, all rows of the part. */
 static void piece_compute(const struct plan *p, struct piece piece, struct piece next, struct quire_gemm_part part) {
   const struct quire_gemm *g = p->gemm;
   int64_t groups = (part.row_end - part.row_begin + QUIRE_PANEL_ROWS - 1) / QUIRE_PANEL_ROWS;
-  bool direct = g->y_dtype == QUIRE_DTYPE_F32 && piece.columns == QUIRE_PANEL_COLUMNS;
+  bool whole = g->y_dtype == QUIRE_DTYPE_F32 && piece.columns == QUIRE_PACKED_COLUMNS;
   struct quire_panel_tile tile = {
       .panel = p->stage->panel,
       .scale = g->w.dtype == QUIRE_DTYPE_FP8 ? g->w.scale + piece.column / QUIRE_FP8_BLOCK * g->w.scale_ld : NULL,
-      .out = p->stage->out,
-      .out_ld = direct ? g->y_ld : QUIRE_PANEL_COLUMNS,
+      .ask = weight_at(p, next.column),
+      .ask_lines = ask_lines(p, next, groups),
       .steps = p->steps,
   };
   piece_pack(p, piece);
@@ -119,11 +141,11 @@ static void piece_compute(const struct plan *p, struct piece piece, struct piece
     int64_t row = part.row_begin + group * QUIRE_PANEL_ROWS;
     tile.rows = (int32_t)(part.row_end - row < QUIRE_PANEL_ROWS ? part.row_end - row : QUIRE_PANEL_ROWS);
     rows_point(p, row, &tile);
-    next_ask(p, next, group, groups);
-    if (direct) {
-      tile.out = (float *)g->y + row * g->y_ld + piece.column;
-    }
-    p->isa->panel->tile(&tile);
+    bool direct = whole && tile.rows % 4 == 0; /* written in fours */
+    tile.out = direct ? (float *)g->y + row * g->y_ld + piece.column : p->stage->out;
+    tile.out_ld = direct ? g->y_ld : QUIRE_PACKED_COLUMNS;
+    tile_compute(p, &tile);
+    tile.ask += (int64_t)tile.ask_lines * CACHE_LINE;
     if (!direct) {
       quire_packed_out(g, p->stage->out, row, tile.rows, piece.column, piece.columns);
     }
@@ -145,6 +167,7 @@ void quire_panel_compute(const struct quire_gemm_isa *isa, const struct quire_ge
                    .steps = (gemm->w.k + 31) / 32,
                    .w_bytes = gemm->w.dtype == QUIRE_DTYPE_FP8 ? 1 : 2};
   QUIRE_ASSERT(part.column_begin % QUIRE_GEMM_COLUMNS == 0 && gemm->w.k > 0 && gemm->w.k <= K_MAX);
+  QUIRE_ASSERT(isa->packed != NULL && isa->prepacked != NULL);
   struct piece piece = piece_at(part.column_begin, part.column_end);
   while (piece.columns > 0) {
     struct piece next = piece_at(piece.column + piece.columns, part.column_end);

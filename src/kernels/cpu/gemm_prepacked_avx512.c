@@ -197,6 +197,8 @@ struct pass {
   const float *sums;
   float *to;
   int64_t x_bytes, to_ld; /* between rows */
+  const uint8_t *ask;
+  int ask_lines; /* with each four rows; held weights leave asking to the caller */
   float scale;
   int rows;
 };
@@ -268,6 +270,9 @@ QUIRE_INLINE void pass_pairs(struct pass p, const int64_t steps, const int level
   for (int row = 0; row < p.rows; row += 4) {
     const uint8_t *x[4];
     __m512 acc[8 * VECTORS];
+    for (int line = 0; line < p.ask_lines; line++, p.ask += LINE) {
+      _mm_prefetch((const char *)p.ask, _MM_HINT_T0);
+    }
     QUIRE_UNROLL
     for (int r = 0; r < 4; r++) {
       x[r] = p.x + (row + r < p.rows ? row + r : p.rows - 1) * p.x_bytes;
@@ -304,7 +309,9 @@ QUIRE_INLINE void pass_go(struct pass p, const struct quire_prepacked_short *s, 
 static void short_k(const struct quire_prepacked_short *s) {
   const int share = (s->ask_lines + QUIRE_GEMM_LANES / 2 - 1) / (QUIRE_GEMM_LANES / 2);
   const uint8_t *ask = s->ask;
-  struct pass p = {.sums = s->sums, .x_bytes = s->x_ld * 2, .rows = s->rows};
+  const bool held = s->steps == HELD_STEPS;
+  const int quads = (s->rows + 3) / 4;
+  struct pass p = {.sums = s->sums, .ask_lines = (share + quads - 1) / quads, .x_bytes = s->x_ld * 2, .rows = s->rows};
   p.scale = s->scale != NULL ? s->scale[0] : 1.0f;
   for (int position = 0; position < QUIRE_GEMM_LANES; position += 2) {
     int levels = __builtin_ctz(~(unsigned)(position + 1));
@@ -312,9 +319,11 @@ static void short_k(const struct quire_prepacked_short *s) {
     p.x = (const uint8_t *)s->x + position_of[position] * 4;
     p.to = s->sums + levels * LEVEL_STRIDE;
     p.to_ld = QUIRE_PACKED_COLUMNS;
-    for (int line = 0; line < share; line++, ask += LINE) {
-      _mm_prefetch((const char *)ask, _MM_HINT_T0);
+    p.ask = ask;
+    for (int line = 0; held && line < share; line++) {
+      _mm_prefetch((const char *)ask + line * LINE, _MM_HINT_T0);
     }
+    ask += (int64_t)share * LINE;
     if (levels == 1) {
       pass_go(p, s, 1);
     } else if (levels == 2) {
