@@ -321,6 +321,8 @@ static void read_rope(struct quire_json_reader *r, struct quire_model_config *c)
   }
   if (!r->status && theta <= 0) {
     quire_json_fail(r, QUIRE_ERR_CORRUPT, "rope_theta", "is missing; restore the file, or add the key");
+  } else if (!r->status && (float)theta <= 1.0f) {
+    quire_json_fail(r, QUIRE_ERR_CORRUPT, "rope_theta", "is 1, so that all pairs would turn alike; restore the file");
   }
   if (r->status) {
     return;

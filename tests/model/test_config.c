@@ -167,6 +167,8 @@ static const struct case_ refused[] = {
     {"num_nextn_predict_layers", "2", QUIRE_ERR_UNSUPPORTED, "0 and 1"},
     {"rms_norm_eps", "0", QUIRE_ERR_CORRUPT, "0"},
     {"rope_theta", NULL, QUIRE_ERR_CORRUPT, "missing"},
+    {"rope_theta", "1", QUIRE_ERR_CORRUPT, "rope_theta"},
+    {"rope_theta", "1.00000001", QUIRE_ERR_CORRUPT, "rope_theta"}, /* 1 in f32 */
     {"rope_parameters", "{\"rope_theta\":10000}", QUIRE_ERR_CORRUPT, "rope_parameters"},
     {"rope_scaling", "3", QUIRE_ERR_CORRUPT, "object"},
     {"rope_scaling/type", "\"linear\"", QUIRE_ERR_UNSUPPORTED, "linear"},
