@@ -18,13 +18,13 @@ if(QUIRE_CUDA)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
-  # -fmad stays on: only what arithmetic.md fixes for the family sm90 is fixed, and kernels say fma where they mean it.
-  # The host half has no exceptions; of the C++ runtime nvcc's own stubs want the guards of static variables, and are
-  # not clean of -Wextra.
   # for quire.pc, as CUDA::cudart_static has it, with the runtime of C++ that nvcc's stubs want
   get_target_property(cudart CUDA::cudart_static IMPORTED_LOCATION)
   get_filename_component(cudart_folder ${cudart} DIRECTORY)
   set(QUIRE_CUDA_LIBS_PRIVATE "-L${cudart_folder} -lcudart_static -lstdc++ -ldl -lrt ")
+  # -fmad stays on: only what arithmetic.md fixes for the family sm90 is fixed, and kernels say fma where they mean it.
+  # The host half has no exceptions; of the C++ runtime nvcc's own stubs want the guards of static variables, and are
+  # not clean of -Wextra.
   set(host_flags -march=x86-64-v3,-ffp-contract=off,-fno-exceptions,-fno-rtti,-Wall,-Werror)
   target_compile_options(quire_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=${host_flags}>"
