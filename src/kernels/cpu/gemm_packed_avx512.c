@@ -13,9 +13,6 @@
 #define LINE_BYTES 64
 #define ASKING_GROUPS 2 /* a line a step each: together a lane of a panel */
 
-/* The position of a lane in the order of the tree. */
-static const int8_t position_of[QUIRE_GEMM_LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
-
 static void pack(const uint16_t *from, int64_t ld, int32_t steps, struct quire_packed_place to) {
   bool whole = to.half[1] == to.half[0] + QUIRE_GEMM_LANES / 2;
   for (int64_t step = 0; step < steps; step++) {
@@ -23,7 +20,7 @@ static void pack(const uint16_t *from, int64_t ld, int32_t steps, struct quire_p
     quire_transpose16_rows((const uint8_t *)(from + step * 32), ld * 2, lane);
     QUIRE_UNROLL
     for (int i = 0; i < QUIRE_GEMM_LANES; i++) {
-      int64_t at = position_of[i] * to.lane_stride + step * to.step_stride;
+      int64_t at = quire_packed_lane(i) * to.lane_stride + step * to.step_stride;
       if (whole) {
         _mm512_store_si512(to.half[0] + at, lane[i]);
       } else {

@@ -15,9 +15,6 @@
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
 #define HELD_STEPS 4 /* of two lanes of 32 columns: half of the registers */
 
-/* The position of a lane in the order of the tree, and the lane of a position. */
-static const int8_t position_of[QUIRE_GEMM_LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
-
 /* --- packing --- */
 
 /* 16 columns of two steps of fp8, side by side with the 16 after them, into a panel. */
@@ -35,8 +32,8 @@ static void pack_codes(const uint8_t *from, int64_t ld, int64_t step, int64_t la
     __m256i high0 = _mm512_cvtepi32_epi16(_mm512_srli_epi32(first[i], 16));
     __m256i high1 = _mm512_cvtepi32_epi16(_mm512_srli_epi32(second[i], 16));
     __m512i high = _mm512_permutex2var_epi64(_mm512_castsi256_si512(high0), deal, _mm512_castsi256_si512(high1));
-    _mm512_store_si512(to + position_of[lane] * lane_stride, low);
-    _mm512_store_si512(to + position_of[lane + 1] * lane_stride, high);
+    _mm512_store_si512(to + quire_packed_lane(lane) * lane_stride, low);
+    _mm512_store_si512(to + quire_packed_lane(lane + 1) * lane_stride, high);
   }
 }
 
@@ -316,7 +313,7 @@ static void short_k(const struct quire_prepacked_short *s) {
   for (int position = 0; position < QUIRE_GEMM_LANES; position += 2) {
     int levels = __builtin_ctz(~(unsigned)(position + 1));
     p.w = s->w + (int64_t)position * s->steps * QUIRE_PACKED_COLUMNS;
-    p.x = (const uint8_t *)s->x + position_of[position] * 4;
+    p.x = (const uint8_t *)s->x + quire_packed_lane(position) * 4;
     p.to = s->sums + levels * LEVEL_STRIDE;
     p.to_ld = QUIRE_PACKED_COLUMNS;
     p.ask = ask;
