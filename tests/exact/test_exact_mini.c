@@ -27,7 +27,7 @@ static void every_cell_equals_one_rank(void **unused) {
       .lengths = lengths,
       .length_count = LENGTHS,
       .tokens = tokens,
-      .random_cells = 4,
+      .random_cells = 8,
   };
   exact_matrix_run(&matrix);
   exact_model_close(&mini);

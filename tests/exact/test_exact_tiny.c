@@ -10,7 +10,7 @@
 
 static void every_cell_equals_one_rank(void **unused) {
   (void)unused;
-  exact_matrix_tiny("exact_tiny", 48);
+  exact_matrix_tiny("exact_tiny", 80);
 }
 
 int main(void) {
