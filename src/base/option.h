@@ -133,7 +133,8 @@ void quire_option_add_roff(struct quire_strbuf *buffer, const char *text);
 /* Appends a line an option, "--name", behind it the names its value may have, and behind a tab its help, for a shell to
  * complete. The lines can stand between single quotes of bash, zsh and fish. */
 void quire_options_write_words(const struct quire_options *options, struct quire_strbuf *buffer);
-/* Appends "name: value  # where" lines: a YAML file that sets the same values. What a file cannot set is a comment. */
+/* Appends "name: value  # where" lines: a YAML file that sets the same values. What a file cannot set is a comment:
+ * deeds, and text that is not UTF-8. */
 void quire_options_write_dump(const struct quire_options *options, struct quire_strbuf *buffer);
 
 #ifdef __cplusplus

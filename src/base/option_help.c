@@ -4,6 +4,7 @@
 #include "base/assert.h"
 #include "base/option.h"
 #include "base/option_state.h"
+#include "base/utf8.h"
 
 #define HELP_COLUMN 30
 #define HELP_WIDTH 100
@@ -81,23 +82,38 @@ void quire_options_write_help(const struct quire_options *options, struct quire_
   }
 }
 
-/* In double quotes, with the escapes of YAML and JSON, unless it is a word that means the same without. */
-static void add_value(struct quire_strbuf *buffer, const struct quire_option_state *state) {
-  if (state->row->type != QUIRE_OPTION_STRING) {
-    quire_strbuf_add_text(buffer, state->text);
-    return;
+/* What a YAML reader would not take as it is: control characters, line ends beyond ASCII's, marks of byte order. */
+static bool is_special(uint32_t c) {
+  return c < ' ' || (c >= 127 && c < 160) || c == 0x2028 || c == 0x2029 || c == 0xFEFF || c == 0xFFFE || c == 0xFFFF;
+}
+
+static bool is_utf8(const char *text) {
+  const uint8_t *at = (const uint8_t *)text, *end = at + strlen(text);
+  while (at < end && quire_utf8_valid(at, end) > 0) {
+    at += quire_utf8_valid(at, end);
   }
-  quire_strbuf_add_char(buffer, '"');
-  for (const char *c = state->text; *c; c++) {
-    if (*c == '"' || *c == '\\') {
-      quire_strbuf_addf(buffer, "\\%c", *c);
-    } else if ((unsigned char)*c < ' ' || *c == 127) {
-      quire_strbuf_addf(buffer, "\\x%02X", (unsigned)(unsigned char)*c);
-    } else {
-      quire_strbuf_add_char(buffer, *c);
+  return at == end;
+}
+
+/* On one line and printable, with the escapes of YAML's double quotes; a byte that is no UTF-8 as a Latin-1 one. */
+static void add_escaped(struct quire_strbuf *buffer, const char *text) {
+  const uint8_t *at = (const uint8_t *)text, *end = at + strlen(text);
+  while (at < end) {
+    size_t bytes = quire_utf8_valid(at, end);
+    uint32_t c = *at;
+    if (bytes == 2) {
+      c = (c & 31) << 6 | (at[1] & 63);
+    } else if (bytes == 3) {
+      c = (c & 15) << 12 | (uint32_t)(at[1] & 63) << 6 | (at[2] & 63);
     }
+    if (bytes == 0 || (bytes < 4 && is_special(c))) {
+      quire_strbuf_addf(buffer, c < 256 ? "\\x%02X" : "\\u%04X", (unsigned)c);
+    } else {
+      quire_strbuf_add_text(buffer, c == '"' || c == '\\' ? "\\" : "");
+      quire_strbuf_add(buffer, at, bytes);
+    }
+    at += bytes > 0 ? bytes : 1;
   }
-  quire_strbuf_add_char(buffer, '"');
 }
 
 void quire_options_write_dump(const struct quire_options *options, struct quire_strbuf *buffer) {
@@ -107,8 +123,12 @@ void quire_options_write_dump(const struct quire_options *options, struct quire_
       quire_strbuf_addf(buffer, "# %s: not set\n", state->row->name);
       continue;
     }
-    quire_strbuf_addf(buffer, "%s%s: ", state->row->deed ? "# " : "", state->row->name);
-    add_value(buffer, state);
-    quire_strbuf_addf(buffer, "  # %s\n", state->where);
+    bool utf8 = is_utf8(state->text);
+    const char *quote = state->row->type == QUIRE_OPTION_STRING ? "\"" : "";
+    quire_strbuf_addf(buffer, "%s%s: %s", state->row->deed || !utf8 ? "# " : "", state->row->name, quote);
+    add_escaped(buffer, state->text);
+    quire_strbuf_addf(buffer, "%s  # ", quote);
+    add_escaped(buffer, state->where);
+    quire_strbuf_add_text(buffer, utf8 ? "\n" : ", not UTF-8, which YAML cannot hold\n");
   }
 }

@@ -3,22 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of the UTF-8 character at text, 0 when it is none (overlong forms, surrogates and the like). */
-static size_t character_bytes(const uint8_t *text, size_t left) {
-  uint8_t c = text[0];
-  size_t bytes = c < 0x80 ? 1 : c >= 0xC2 && c <= 0xDF ? 2 : (c & 0xF0) == 0xE0 ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
-  if (bytes == 0 || bytes > left) {
-    return 0;
-  }
-  for (size_t i = 1; i < bytes; i++) {
-    if ((text[i] & 0xC0) != 0x80) {
-      return 0;
-    }
-  }
-  bool bad = (c == 0xE0 && text[1] < 0xA0) || (c == 0xED && text[1] > 0x9F) || (c == 0xF0 && text[1] < 0x90) ||
-             (c == 0xF4 && text[1] > 0x8F);
-  return bad ? 0 : bytes;
-}
+#include "base/utf8.h"
 
 static void write_control(struct quire_strbuf *out, uint8_t c) {
   static const char digits[] = "0123456789abcdef";
@@ -38,7 +23,7 @@ void quire_json_write_escaped(struct quire_strbuf *out, const char *text, size_t
   size_t plain = 0, i = 0;
   while (i < bytes) {
     uint8_t c = at[i];
-    size_t step = c < 0x80 ? 1 : character_bytes(at + i, bytes - i);
+    size_t step = quire_utf8_valid(at + i, at + bytes);
     if (c >= 0x20 && c != '"' && c != '\\' && c != 0x7f && step > 0) {
       i += step;
       continue;

@@ -14,6 +14,7 @@
 
 #include "base/assert.h"
 #include "base/hash.h"
+#include "base/utf8.h"
 
 #define SHORT_PIECE 48
 #define WORD_BYTES_MAX 16

@@ -495,6 +495,38 @@ static void dump_round_trip(void **state) {
   quire_strbuf_fini(&buffer);
 }
 
+/* NEL, line separator, marks of byte order, characters of each length, a newline in a file's name; and Latin-1. */
+static void dump_of_any_text(void **state) {
+  struct fixture *fixture = *state;
+  const char *text =
+      "a\xC2\x85\xC2\x9F\xC2\xA0\xE2\x80\xA8\xEF\xBB\xBF\xEF\xBF\xBF\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80\t\x7F";
+  const char *yaml = "model: \"a\\Nb\"\n";
+  assert_int_equal(quire_options_read_yaml(fixture->options, "a\nb\xC2\x85: c", yaml, strlen(yaml), &fixture->error),
+                   QUIRE_OK);
+  assert_int_equal(arguments(fixture, 0, "--host", text, NULL), QUIRE_OK);
+  struct quire_strbuf buffer;
+  quire_strbuf_init(&buffer, &fixture->fail.env);
+  quire_options_write_dump(fixture->options, &buffer);
+  const char *dump = quire_strbuf_text(&buffer);
+  assert_non_null(strstr(
+      dump, "\nhost: \"a\\x85\\x9F\xC2\xA0\\u2028\\uFEFF\\uFFFF\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80\\x09\\x7F\"  #"));
+  assert_non_null(strstr(dump, "\nmodel: \"a\\x85b\"  # a\\x0Ab\\x85: c:1: model\n"));
+  void *inner = NULL;
+  assert_int_equal(setup(&inner), 0);
+  struct fixture *second = inner;
+  assert_int_equal(quire_options_read_yaml(second->options, "dump", dump, buffer.bytes, &second->error), QUIRE_OK);
+  assert_string_equal(second->config.host, text);
+  assert_string_equal(second->config.model, "a\xC2\x85"
+                                            "b");
+  quire_strbuf_clear(&buffer);
+  assert_int_equal(quire_options_set(second->options, "host", "gr\xFC\xDF\xE2\x82", &second->error), QUIRE_OK);
+  quire_options_write_dump(second->options, &buffer);
+  assert_non_null(strstr(quire_strbuf_text(&buffer),
+                         "\n# host: \"gr\\xFC\\xDF\\xE2\\x82\"  # --host, not UTF-8, which YAML cannot hold\n"));
+  teardown(&inner);
+  quire_strbuf_fini(&buffer);
+}
+
 static void a_point_is_a_point(void **state) {
   struct fixture *fixture = *state;
   /* where the locale is not installed the check is the same without it */
@@ -597,6 +629,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(manual, setup, teardown),
       cmocka_unit_test_setup_teardown(words, setup, teardown),
       cmocka_unit_test_setup_teardown(dump_round_trip, setup, teardown),
+      cmocka_unit_test_setup_teardown(dump_of_any_text, setup, teardown),
       cmocka_unit_test_setup_teardown(a_point_is_a_point, setup, teardown),
       cmocka_unit_test(bad_tables),
       cmocka_unit_test(out_of_memory),

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/option.h"
+#include "base/utf8.h"
 
 #define ARGUMENTS_MAX 16
 
@@ -72,7 +73,15 @@ static void check(const struct config *config) {
   }
 }
 
-/* What the dump says sets the same values again. */
+static bool is_utf8(const char *text) {
+  const uint8_t *at = (const uint8_t *)text, *end = at + strlen(text);
+  while (at < end && quire_utf8_valid(at, end) > 0) {
+    at += quire_utf8_valid(at, end);
+  }
+  return at == end;
+}
+
+/* What the dump says sets the same values again, but for text that YAML cannot hold. */
 static void round_trip(const struct quire_env *env, struct quire_options *options) {
   struct config config;
   struct quire_option_group group = {"Fuzz", rows, (int)(sizeof rows / sizeof *rows), &config};
@@ -81,10 +90,12 @@ static void round_trip(const struct quire_env *env, struct quire_options *option
   quire_strbuf_init(&dump, env);
   quire_options_write_dump(options, &dump);
   if (quire_options_create(env, &group, 1, &again, NULL) == QUIRE_OK) {
-    bool read = quire_options_read_yaml(again, "dump", quire_strbuf_text(&dump), dump.bytes, NULL) == QUIRE_OK;
-    for (int i = 0; read && i < quire_options_count(options); i++) {
+    if (quire_options_read_yaml(again, "dump", quire_strbuf_text(&dump), dump.bytes, NULL) != QUIRE_OK) {
+      abort();
+    }
+    for (int i = 0; i < quire_options_count(options); i++) {
       const char *a = quire_options_at(options, i).value, *b = quire_options_at(again, i).value;
-      if (a ? !b || strcmp(a, b) != 0 : b != NULL) {
+      if (a && is_utf8(a) ? !b || strcmp(a, b) != 0 : b != NULL) {
         abort();
       }
     }
