@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -22,6 +21,7 @@
 #include "device/device_info.h"
 #include "layout/bundle.h"
 #include "support/fail_env.h"
+#include "support/limit.h"
 #include "support/seed.h"
 
 #define RANKS 4
@@ -974,7 +974,7 @@ static void maps_lead_to_pages(void **state) {
 
 int main(void) {
   seed_of_run = test_seed("test_bank");
-  alarm(240);
+  test_limit(240);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_commands),
       cmocka_unit_test(random_commands_of_whole_pages),

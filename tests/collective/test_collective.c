@@ -11,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/rng.h"
 #include "collective/collective.h"
 #include "support/fail_env.h"
+#include "support/limit.h"
 #include "support/seed.h"
 
 #define RANKS_MAX QUIRE_COLLECTIVE_RANKS_MAX
@@ -433,7 +433,7 @@ static void creation_survives_refused_memory(void **state) {
 
 int main(void) {
   seed_of_run = test_seed("test_collective");
-  alarm(240);
+  test_limit(240);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(refusals),
       cmocka_unit_test(creation_survives_refused_memory),

@@ -16,6 +16,7 @@
 #include "base/rng.h"
 #include "device/device.h"
 #include "device/share.h"
+#include "support/limit.h"
 #include "support/seed.h"
 
 #define DEVICES_MAX 4
@@ -434,7 +435,7 @@ static void sharing_refuses(void **state) {
 
 int main(void) {
   seed_of_run = test_seed("test_device");
-  alarm(110);
+  test_limit(110);
   open_devices();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(refusals),

@@ -16,6 +16,7 @@
 
 #include "device/device.h"
 #include "device/share.h"
+#include "support/limit.h"
 
 #define DEVICES_MAX 4
 #define DESCRIPTORS_MAX 3
@@ -222,7 +223,7 @@ static void handles_of_another_size(void **state) {
 }
 
 int main(void) {
-  alarm(50);
+  test_limit(50);
   assert_int_equal(quire_device_open(quire_env_default(), QUIRE_DEVICE_CPU, 0, &devices[device_count++], NULL),
                    QUIRE_OK);
   while (device_count < DEVICES_MAX && quire_device_open(quire_env_default(), QUIRE_DEVICE_CUDA, device_count - 1,

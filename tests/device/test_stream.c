@@ -21,6 +21,7 @@
 #include "device/device_info.h"
 #include "device/peer.h"
 #include "support/fail_env.h"
+#include "support/limit.h"
 #include "support/seed.h"
 
 #define ROUNDS 60
@@ -546,7 +547,7 @@ static void peer_pages_and_epochs(void **state) {
 
 int main(void) {
   seed_of_run = test_seed("test_stream");
-  alarm(120);
+  test_limit(120);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(memory_own_is_poisoned_and_aligned),
       cmocka_unit_test(memory_adopted_is_left_alone),

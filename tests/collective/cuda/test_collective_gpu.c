@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -16,6 +15,7 @@
 #include "collective/collective.h"
 #include "device/device_info.h"
 #include "support/gpu.h"
+#include "support/limit.h"
 #include "support/seed.h"
 
 enum { RANKS = 2, OPS = 120, BLOCK_MAX = 40000, ABORT_AT = 37, REFUSED = 9 /* cudaErrorInvalidConfiguration */ };
@@ -229,7 +229,7 @@ int main(void) {
   ops = getenv("QUIRE_TEST_SMALL") != NULL ? ABORT_AT + 3 : OPS;
   seed_of_run = test_seed("test_collective_gpu");
   setenv("NCCL_NVLS_ENABLE", "0", 1); /* no multicast */
-  alarm(110);
+  test_limit(110);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(peer_exchanges_in_stream_order),
       cmocka_unit_test(peer_aborts_alike),

@@ -15,6 +15,7 @@
 
 #include "device/device.h"
 #include "support/gpu.h"
+#include "support/limit.h"
 
 enum { BYTES = 4096, SKIPPED = 77 };
 
@@ -85,7 +86,7 @@ int main(void) {
     printf("skipped: a sanitizer reports what is done here on purpose\n");
     return SKIPPED;
   }
-  alarm(50);
+  test_limit(50);
   const struct CMUnitTest tests[] = {cmocka_unit_test(a_dead_device_can_be_left)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -18,6 +17,7 @@
 #include "device/device.h"
 #include "support/fail_env.h"
 #include "support/gpu.h"
+#include "support/limit.h"
 
 enum { BYTES = 1 << 16 };
 
@@ -257,7 +257,7 @@ static void sizes_beyond_32_bits(void **state) {
 
 int main(void) {
   test_needs_gpus(1);
-  alarm(50);
+  test_limit(50);
   if (quire_device_open(quire_env_default(), QUIRE_DEVICE_CUDA, 0, &device, NULL) != QUIRE_OK) {
     return 1;
   }

@@ -15,6 +15,7 @@
 #include "device/device_info.h"
 #include "device/share.h"
 #include "support/gpu.h"
+#include "support/limit.h"
 #include "support/seed.h"
 
 enum { BYTES = (3 << 20) + 4096 };
@@ -115,7 +116,7 @@ static void another_process_reads_and_writes_in_place(void **state) {
 int main(void) {
   int ends[2];
   seed_of_run = test_seed("test_share");
-  alarm(50);
+  test_limit(50);
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
     return 1;
   }

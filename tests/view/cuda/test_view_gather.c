@@ -7,7 +7,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -16,6 +15,7 @@
 #include "device/device_info.h"
 #include "layout/parts.h"
 #include "support/gpu.h"
+#include "support/limit.h"
 #include "support/seed.h"
 #include "view/cuda/view_cuda_private.h"
 
@@ -242,7 +242,7 @@ int main(void) {
   test_needs_gpus(1);
   random_state = test_seed("test_view_gather");
   pool = getenv("QUIRE_TEST_SMALL") != NULL ? POOL_SMALL : POOL_MAX; /* under a sanitizer, which is slow */
-  alarm(50);
+  test_limit(50);
   const struct CMUnitTest tests[] = {cmocka_unit_test(pages_are_gathered_as_they_lie)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -24,6 +23,7 @@
 #include "layout/split.h"
 #include "support/fail_env.h"
 #include "support/gpu.h"
+#include "support/limit.h"
 #include "support/seed.h"
 #include "view/view.h"
 
@@ -814,7 +814,7 @@ int main(void) {
   seed_of_run = test_seed("test_view_gpu");
   setenv("NCCL_NVLS_ENABLE", "0", 1); /* no multicast */
   small = getenv("QUIRE_TEST_SMALL") != NULL;
-  alarm(140);
+  test_limit(140);
   print_message("ranks on %d GPU%s\n", gpus, gpus > 1 ? "s" : "");
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(fp8_rows_are_the_same_bytes),
