@@ -19,7 +19,6 @@
 #define ROWS_BLOCK 256
 #define DEAL_ROWS_MAX 8
 #define PREFETCH_ROWS 8
-#define CACHE_LINE 64
 
 static_assert(ROWS_BLOCK % 2 == 0, "blocks hold whole pairs");
 

@@ -32,7 +32,6 @@
 #define ALIAS_BYTES 4096
 #define ALIAS_ROWS 8
 #define PREFETCH_ROWS 3
-#define CACHE_LINE 64
 
 static_assert(CHUNK % QUIRE_FP8_BLOCK == 0, "a chunk is whole fp8 blocks");
 static_assert(BLOCK_OUTPUTS == ROWS_BLOCK * WIDE_COLUMNS, "lanes of a wide block");

@@ -262,8 +262,6 @@ QUIRE_LOOK_UP static int64_t e4m3_looked_up(const uint8_t *x, uint16_t *y, int64
 
 /* --- few rows --- */
 
-#define LINE 64
-
 /* A pass reads some columns of W side by side, a line of each at a time, and asks for the columns after them one line
  * behind another, as they lie in memory: that is nearly twice as fast as asking for the same place of each. Where
  * columns are short it looks several passes ahead. */
@@ -280,7 +278,7 @@ QUIRE_INLINE void row_pass(const struct quire_gemm_row *r, int rows, const uint8
   for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
     sum[j] = _mm512_setzero_ps();
   }
-  for (int64_t byte = 0; byte < r->k * 2; byte += LINE) {
+  for (int64_t byte = 0; byte < r->k * 2; byte += CACHE_LINE) {
     QUIRE_UNROLL
     for (int j = 0; j < QUIRE_GEMM_OUTPUTS; j++) {
       if (j < rows * ROW_COLUMNS) {
@@ -291,7 +289,7 @@ QUIRE_INLINE void row_pass(const struct quire_gemm_row *r, int rows, const uint8
     }
     QUIRE_UNROLL
     for (int c = 0; c < ROW_COLUMNS; c++) {
-      _mm_prefetch((const char *)(next + byte * ROW_COLUMNS + c * LINE), _MM_HINT_T0);
+      _mm_prefetch((const char *)(next + byte * ROW_COLUMNS + c * CACHE_LINE), _MM_HINT_T0);
     }
   }
   QUIRE_UNROLL
@@ -312,9 +310,9 @@ QUIRE_INLINE void row_short(const struct quire_gemm_row *r) {
   for (int c = 0; c < QUIRE_GEMM_OUTPUTS; c++) {
     const uint8_t *w = (const uint8_t *)r->w + c * r->w_ld * 2;
     acc[c] = _mm512_setzero_ps();
-    for (int64_t byte = 0; byte < r->k * 2; byte += 2 * LINE) {
+    for (int64_t byte = 0; byte < r->k * 2; byte += 2 * CACHE_LINE) {
       QUIRE_UNROLL
-      for (int64_t line = byte; line < byte + 2 * LINE; line += LINE) {
+      for (int64_t line = byte; line < byte + 2 * CACHE_LINE; line += CACHE_LINE) {
         __m512i wv = _mm512_loadu_si512(w + line);
         __m512i xv = _mm512_loadu_si512((const uint8_t *)r->x + line);
         _mm_prefetch((const char *)(w + QUIRE_GEMM_AHEAD + line), _MM_HINT_T0);
@@ -362,7 +360,7 @@ QUIRE_LOOK_UP static inline void code_pass(const struct quire_gemm_row *r, const
       QUIRE_UNROLL
       for (int c = 0; c < CODE_COLUMNS; c++) {
         __m512i first, second;
-        _mm_prefetch((const char *)(next + at * CODE_COLUMNS + c * LINE), _MM_HINT_T0);
+        _mm_prefetch((const char *)(next + at * CODE_COLUMNS + c * CACHE_LINE), _MM_HINT_T0);
         quire_e4m3x64(tables, w + c * r->w_ld + at, &first, &second);
         block[c] = _mm512_dpbf16_ps(block[c], (__m512bh)x0, (__m512bh)first);
         block[c] = _mm512_dpbf16_ps(block[c], (__m512bh)x1, (__m512bh)second);

@@ -14,7 +14,6 @@
 #define UNIT_STEPS 4 /* of k packed at a time: a block of fp8 */
 #define UNIT_ELEMENTS (UNIT_STEPS * STEP)
 #define LINE_WORDS 16 /* behind each lane, so that their beginnings do not share sets of a cache */
-#define CACHE_LINE 64
 #define ALIAS_BYTES 4096
 #define UNITS_AHEAD 1 /* between asking for weights and packing them */
 #define TILE_ROWS (QUIRE_PACKED_TILE_GROUPS * QUIRE_PACKED_ROWS)

@@ -10,7 +10,6 @@
 #define X_STEPS_AHEAD 64 /* asked for: x does not stay in the second level */
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
 #define SCALED_ROWS (QUIRE_PACKED_ROWS / 2)
-#define LINE_BYTES 64
 #define ASKING_GROUPS 2 /* a line a step each: together a lane of a panel */
 
 static void pack(const uint16_t *from, int64_t ld, int32_t steps, struct quire_packed_place to) {
@@ -61,7 +60,7 @@ QUIRE_INLINE void steps(struct part at, int64_t begin, int64_t end, __m512 *acc)
     QUIRE_UNROLL
     for (int line = 0; line < VECTORS; line++) {
       if (line < at.lines) {
-        __builtin_prefetch(at.ask + (step * at.lines + line) * LINE_BYTES);
+        __builtin_prefetch(at.ask + (step * at.lines + line) * CACHE_LINE);
       }
     }
     QUIRE_UNROLL
@@ -179,7 +178,7 @@ static void tile(const struct quire_packed_tile *t) {
     const uint32_t *x = t->x + (int64_t)(row / QUIRE_PACKED_ROWS) * t->steps * QUIRE_PACKED_ROWS;
     struct part at = {t, x, row, QUIRE_PACKED_ROWS, t->ask, 1};
     if (t->ask != NULL && row < ASKING_GROUPS * QUIRE_PACKED_ROWS) {
-      at.ask += (int64_t)(row / QUIRE_PACKED_ROWS) * t->steps * LINE_BYTES;
+      at.ask += (int64_t)(row / QUIRE_PACKED_ROWS) * t->steps * CACHE_LINE;
       part_plain(at);
     } else {
       at.lines = 0;

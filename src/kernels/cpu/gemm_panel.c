@@ -16,7 +16,6 @@
 #define K_FEW 128
 #define SCALED_STEPS (QUIRE_FP8_BLOCK / 32)
 #define STAGE_LD (K_MAX + 32)
-#define CACHE_LINE 64
 
 static_assert(4 * K_FEW <= K_MAX, "the longest k has a panel");
 static_assert(2 * K_FEW <= QUIRE_PREPACKED_SHORT_STEPS * 32, "bf16 is of short k");

@@ -10,7 +10,6 @@
 #define SUMS (ROWS * VECTORS) /* of one lane */
 #define PAIRS (QUIRE_GEMM_LANES / 2)
 #define STEP_BYTES 64
-#define LINE 64
 #define BLOCK_STEPS (QUIRE_FP8_BLOCK / 32)
 #define TREE_LEVELS 4 /* where sums of 1, 2, 4 and 8 pairs wait */
 
@@ -96,7 +95,7 @@ static void tile(const struct quire_panel_tile *t) {
   const int turns = (t->rows + ROWS - 1) / ROWS, lines = (t->ask_lines + turns - 1) / turns;
   const uint8_t *ask = t->ask;
   for (int row = 0; row < t->rows; row += ROWS) {
-    for (int line = 0; line < lines; line++, ask += LINE) {
+    for (int line = 0; line < lines; line++, ask += CACHE_LINE) {
       _mm_prefetch((const char *)ask, _MM_HINT_T0);
     }
     const uint16_t *x = t->x + row * t->x_ld;

@@ -9,7 +9,6 @@
 #include "kernels/cpu/run.h"
 
 #define STEP 32
-#define CACHE_LINE 64
 #define LINE_WORDS (CACHE_LINE / (int)sizeof(uint32_t))
 #define TILE_ROWS (QUIRE_PACKED_TILE_GROUPS * QUIRE_PACKED_ROWS)
 #define ASK_FAR 8192 /* bytes ahead of where few rows read */

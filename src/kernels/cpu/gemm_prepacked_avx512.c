@@ -8,7 +8,6 @@
 #include "kernels/cpu/lanes_avx512.h"
 
 #define STEP_BYTES 64
-#define LINE 64
 #define VECTORS (QUIRE_PACKED_COLUMNS / 16)
 #define AHEAD 8192        /* bytes of W that a row alone asks for ahead */
 #define AHEAD_CODES 10240 /* of fp8 that no team shares; of a share the first AHEAD have been asked for */
@@ -99,15 +98,15 @@ QUIRE_INLINE void row_carry(__m512 (*waiting)[VECTORS], const int position, floa
 
 QUIRE_INLINE void lane_bf16(const struct quire_prepacked_row *r, const int position, const uint8_t *w,
                             const int64_t steps, __m512 *acc_out) {
-  const int64_t ahead = ahead_of(r, w, steps * VECTORS * LINE, AHEAD);
+  const int64_t ahead = ahead_of(r, w, steps * VECTORS * CACHE_LINE, AHEAD);
   const uint8_t *x = r->x + r->lane[position];
   __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-  for (int64_t step = 0; step < steps; step++, w += VECTORS * LINE, x += r->step_bytes) {
+  for (int64_t step = 0; step < steps; step++, w += VECTORS * CACHE_LINE, x += r->step_bytes) {
     __m512i two = pair_of(x);
     QUIRE_UNROLL
     for (int v = 0; v < VECTORS; v++) {
-      _mm_prefetch((const char *)w + ahead + v * LINE, _MM_HINT_T0);
-      acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)two, (__m512bh)_mm512_load_si512(w + v * LINE));
+      _mm_prefetch((const char *)w + ahead + v * CACHE_LINE, _MM_HINT_T0);
+      acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)two, (__m512bh)_mm512_load_si512(w + v * CACHE_LINE));
     }
   }
   acc_out[0] = acc[0];
@@ -116,7 +115,7 @@ QUIRE_INLINE void lane_bf16(const struct quire_prepacked_row *r, const int posit
 
 /* Any k. */
 static void row_bf16(const struct quire_prepacked_row *r) {
-  const int64_t steps = r->steps, lane_bytes = steps * VECTORS * LINE;
+  const int64_t steps = r->steps, lane_bytes = steps * VECTORS * CACHE_LINE;
   const uint8_t *w = r->w;
   for (int32_t panel = 0; panel < r->panels; panel++) {
     __m512 waiting[QUIRE_PACKED_LEVELS][VECTORS], acc[VECTORS];
@@ -133,7 +132,7 @@ QUIRE_INLINE void row_bf16_short(const struct quire_prepacked_row *r, const int6
   for (int32_t panel = 0; panel < r->panels; panel++) {
     __m512 waiting[QUIRE_PACKED_LEVELS][VECTORS], acc[VECTORS];
     QUIRE_UNROLL
-    for (int position = 0; position < QUIRE_GEMM_LANES; position++, w += steps * VECTORS * LINE) {
+    for (int position = 0; position < QUIRE_GEMM_LANES; position++, w += steps * VECTORS * CACHE_LINE) {
       lane_bf16(r, position, w, steps, acc);
       row_carry(waiting, position, r->out + panel * QUIRE_PACKED_COLUMNS, acc);
     }
@@ -151,13 +150,13 @@ QUIRE_LOOK_UP static void row_codes(const struct quire_prepacked_row *r) {
     __m512 waiting[QUIRE_PACKED_LEVELS][VECTORS];
     for (int position = 0; position < QUIRE_GEMM_LANES; position++) {
       const uint8_t *x = r->x + r->lane[position];
-      const int64_t ahead = ahead_of(r, w, (int64_t)r->steps * LINE, far);
+      const int64_t ahead = ahead_of(r, w, (int64_t)r->steps * CACHE_LINE, far);
       __m512 acc[VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
       for (int64_t begin = 0; begin < r->steps; begin += BLOCK_STEPS) {
         __m512 scale = _mm512_set1_ps(scales[begin / BLOCK_STEPS]);
         __m512 block0 = _mm512_setzero_ps(), block1 = _mm512_setzero_ps();
         QUIRE_UNROLL
-        for (int step = 0; step < BLOCK_STEPS; step++, w += LINE, x += r->step_bytes) {
+        for (int step = 0; step < BLOCK_STEPS; step++, w += CACHE_LINE, x += r->step_bytes) {
           __m512i two = pair_of(x), first, second;
           _mm_prefetch((const char *)w + ahead, _MM_HINT_T0);
           quire_e4m3_quarters(tables, _mm512_load_si512(w), &first, &second);
@@ -267,7 +266,7 @@ QUIRE_INLINE void pass_pairs(struct pass p, const int64_t steps, const int level
   for (int row = 0; row < p.rows; row += 4) {
     const uint8_t *x[4];
     __m512 acc[8 * VECTORS];
-    for (int line = 0; line < p.ask_lines; line++, p.ask += LINE) {
+    for (int line = 0; line < p.ask_lines; line++, p.ask += CACHE_LINE) {
       _mm_prefetch((const char *)p.ask, _MM_HINT_T0);
     }
     QUIRE_UNROLL
@@ -318,9 +317,9 @@ static void short_k(const struct quire_prepacked_short *s) {
     p.to_ld = QUIRE_PACKED_COLUMNS;
     p.ask = ask;
     for (int line = 0; held && line < share; line++) {
-      _mm_prefetch((const char *)ask + line * LINE, _MM_HINT_T0);
+      _mm_prefetch((const char *)ask + line * CACHE_LINE, _MM_HINT_T0);
     }
-    ask += (int64_t)share * LINE;
+    ask += (int64_t)share * CACHE_LINE;
     if (levels == 1) {
       pass_go(p, s, 1);
     } else if (levels == 2) {
@@ -398,7 +397,7 @@ QUIRE_INLINE void middle_rows(const struct middle_pass *p, const int64_t steps, 
     const uint8_t *const x[4] = {first, first + 4, first + 8, first + 12};
     __m512 acc[8 * VECTORS];
     int64_t step = 0;
-    for (int line = 0; line < lines; line++, ask += LINE) {
+    for (int line = 0; line < lines; line++, ask += CACHE_LINE) {
       _mm_prefetch((const char *)ask, _MM_HINT_T0);
     }
     QUIRE_UNROLL
@@ -445,8 +444,8 @@ QUIRE_LOOK_UP static void decode_looked_up(const uint8_t *from, int64_t steps, u
   const struct quire_e4m3_tables tables = quire_e4m3_tables();
   for (int64_t step = 0; step < steps; step++) {
     __m512i first, second;
-    _mm_prefetch((const char *)from + AHEAD + step * LINE, _MM_HINT_T0);
-    quire_e4m3_quarters(tables, _mm512_load_si512(from + step * LINE), &first, &second);
+    _mm_prefetch((const char *)from + AHEAD + step * CACHE_LINE, _MM_HINT_T0);
+    quire_e4m3_quarters(tables, _mm512_load_si512(from + step * CACHE_LINE), &first, &second);
     _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS, first);
     _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS + 16, second);
   }
@@ -460,10 +459,10 @@ static void decode(const void *lanes, int64_t steps, uint32_t *out) {
     return;
   }
   for (int64_t step = 0; step < steps; step++) {
-    _Alignas(64) uint8_t codes[LINE];
-    _mm512_store_si512(codes, _mm512_permutexvar_epi64(gather, _mm512_load_si512(from + step * LINE)));
+    _Alignas(64) uint8_t codes[CACHE_LINE];
+    _mm512_store_si512(codes, _mm512_permutexvar_epi64(gather, _mm512_load_si512(from + step * CACHE_LINE)));
     _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS, quire_e4m3x32(codes));
-    _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS + 16, quire_e4m3x32(codes + LINE / 2));
+    _mm512_store_si512(out + step * QUIRE_PACKED_COLUMNS + 16, quire_e4m3x32(codes + CACHE_LINE / 2));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/number.h"
 
 #define LANES 16
+#define CACHE_LINE 64 /* bytes of what a prefetch brings; a vector of AVX-512 is one, too */
 
 #if defined(__clang__)
 #define QUIRE_UNROLL _Pragma("unroll")

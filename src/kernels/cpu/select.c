@@ -16,7 +16,6 @@
 #include "kernels/cpu/topk.h"
 
 #define TILE_ROWS 8
-#define CACHE_LINE 64
 
 /* Scratch of one thread. */
 struct workspace {

@@ -11,7 +11,6 @@
 #include "kernels/cpu/lanes_avx512.h"
 
 #define VECTORS (QUIRE_SELECT_KEYS / 16)
-#define CACHE_LINE 64
 #define HEADS 4 /* scored together: 16 chains hide the latency */
 
 /* 16 u32 (pairs of bf16, or f32) from number `block` of a stored key. */
