@@ -52,8 +52,8 @@ struct quire_prepacked_short {
   float *out;
   const uint8_t *ask; /* wanted soon: ask_lines lines from here */
   int64_t x_ld, out_ld;
-  int32_t steps;
-  int32_t rows; /* at most QUIRE_PREPACKED_SHORT_ROWS */
+  int32_t steps; /* at most QUIRE_PREPACKED_SHORT_STEPS; of scaled rows those of a block, four */
+  int32_t rows;  /* at most QUIRE_PREPACKED_SHORT_ROWS */
   int32_t ask_lines;
 };
 

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <immintrin.h>
 
+#include "base/assert.h"
 #include "kernels/cpu/e4m3_avx512.h"
 #include "kernels/cpu/lanes_avx512.h"
 
@@ -200,6 +201,7 @@ struct pass {
 };
 
 static_assert(QUIRE_PREPACKED_SHORT_ROWS % 4 == 0, "rows go by in twos or fours");
+static_assert(HELD_STEPS == BLOCK_STEPS, "weights that are held and scaled are those of one block");
 #define LEVEL_STRIDE (QUIRE_PREPACKED_SHORT_ROWS * QUIRE_PACKED_COLUMNS)
 
 /* The two lanes of a pair are added, then what waits; `rows` of them from number `row`. */
@@ -303,6 +305,8 @@ QUIRE_INLINE void pass_go(struct pass p, const struct quire_prepacked_short *s, 
 }
 
 static void short_k(const struct quire_prepacked_short *s) {
+  QUIRE_ASSERT(s->rows > 0 && s->rows <= QUIRE_PREPACKED_SHORT_ROWS);
+  QUIRE_ASSERT(s->scale == NULL ? s->steps > 0 && s->steps <= QUIRE_PREPACKED_SHORT_STEPS : s->steps == HELD_STEPS);
   const int share = (s->ask_lines + QUIRE_GEMM_LANES / 2 - 1) / (QUIRE_GEMM_LANES / 2);
   const uint8_t *ask = s->ask;
   const bool held = s->steps == HELD_STEPS;
