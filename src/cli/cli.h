@@ -175,7 +175,7 @@ void cli_answer_free(struct cli_answer *answer);
 enum quire_status cli_kv_digest(const struct quire_engine *engine, struct quire_hash128 *digest_out,
                                 struct quire_error *error_out);
 
-/* "quire: where: text" on stderr; answers the exit code. */
+/* "quire: where: text" on stderr, on a line of its own; answers the exit code. */
 int cli_fail(const struct quire_error *error);
 /* Bar on stderr if that is a terminal; done = total ends the line. unit: "tokens", "MB". */
 void cli_progress(const char *what, double done, double total, const char *unit, uint64_t started_ns);

@@ -169,7 +169,13 @@ const struct quire_option cli_worker_rows[] = {
 };
 const int cli_worker_row_count = (int)(sizeof cli_worker_rows / sizeof cli_worker_rows[0]);
 
+static bool bar_open; /* a line of stderr holds a bar that has not come to its end */
+
 int cli_fail(const struct quire_error *error) {
+  if (bar_open) {
+    fputc('\n', stderr);
+    bar_open = false;
+  }
   if (error->where[0] != '\0') {
     fprintf(stderr, "quire: %s: %s\n", error->where, error->text);
   } else {
@@ -284,7 +290,8 @@ void cli_progress(const char *what, double done, double total, const char *unit,
   double seconds = (double)(cli_now_ns() - started_ns) * 1e-9;
   fprintf(stderr, "\r%-8s [%s] %.0f/%.0f %s, %.0f %s/s ", what, bar, done, total, unit,
           seconds > 0 ? done / seconds : 0, unit);
-  if (done >= total) {
-    fprintf(stderr, "\n");
+  bar_open = done < total;
+  if (!bar_open) {
+    fputc('\n', stderr);
   }
 }

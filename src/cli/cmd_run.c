@@ -190,6 +190,13 @@ static void print_text(void *context, const char *text, size_t bytes) {
   fflush(stdout);
 }
 
+/* Of an answer that fails in the middle: what follows on the terminal begins a line of its own. */
+static void end_line(const struct cli_answer *answer) {
+  if (answer->shown > 0 && answer->text[answer->shown - 1] != '\n') {
+    print_text(NULL, "\n", 1);
+  }
+}
+
 static void keep_token(void *context, const struct quire_engine_event *event) {
   struct token_lines *lines = context;
   if (lines->count == lines->capacity) {
@@ -287,6 +294,8 @@ static enum quire_status run_pass(const struct run_context *context, const struc
         print_text(NULL, "\n", 1);
         print_tokens(context->model, &lines);
       }
+    } else if (show) {
+      end_line(&answer);
     }
     free(lines.line);
     quire_engine_finish(engine);

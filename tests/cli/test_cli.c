@@ -1,5 +1,6 @@
 // ctest: timeout=120 labels=quick
 /* The program as a user meets it: exit codes, one line that names the fault and the way out, answers on stdout only. */
+#include <pty.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -155,6 +156,73 @@ static void test_answers(void **state) {
   outcome = quire(arguments);
   assert_int_equal(outcome->code, 0);
   assert_non_null(strstr(outcome->err, "same tokens and same KV bytes as one rank: yes"));
+}
+
+/* Two ranks, five chunks and an answer; %s: what goes wrong in it. */
+#define FAILING "run --model %%M -q --ranks 2 --chunk-tokens 64 -n 8 -t 0 --ignore-eos --prompt-file '%s' %s"
+
+static const char *failing(const char *fault) {
+  static char arguments[1024];
+  char line[600], path[300];
+  snprintf(path, sizeof path, "%s/long", broken_dir);
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  for (int i = 0; i < 300; i++) {
+    fputc('a' + i % 7, file);
+  }
+  assert_int_equal(fclose(file), 0);
+  snprintf(line, sizeof line, FAILING, path, fault);
+  expand(line, arguments);
+  return arguments;
+}
+
+/* An answer that breaks off is a whole line all the same, and so is the error behind it. */
+static void test_broken_answer(void **state) {
+  (void)state;
+  char whole[OUTPUT_BYTES];
+  struct outcome *outcome = quire(failing(""));
+  assert_int_equal(outcome->code, 0);
+  strcpy(whole, outcome->out);
+  outcome = quire(failing("--debug-fault skip-fence --debug-fault-step 9"));
+  size_t bytes = strlen(outcome->out);
+  assert_int_equal(outcome->code, 1);
+  assert_true(bytes > 1 && bytes < strlen(whole) && memcmp(outcome->out, whole, bytes - 1) == 0);
+  assert_int_equal(outcome->out[bytes - 1], '\n');
+  assert_int_equal(lines(outcome->err), 1);
+  assert_int_equal(strncmp(outcome->err, "quire: ", 7), 0);
+  outcome = quire(failing("--debug-fault skip-fence --debug-fault-step 2")); /* before any answer: no empty line */
+  assert_int_equal(outcome->code, 1);
+  assert_string_equal(outcome->out, "");
+}
+
+/* Nor does an error stand behind the bar of what it ended. */
+static void test_broken_bar(void **state) {
+  (void)state;
+  char command[2048], seen[OUTPUT_BYTES];
+  const char *arguments = failing("--debug-fault skip-fence --debug-fault-step 2");
+  snprintf(command, sizeof command, "'%s/bin/quire' %s", QUIRE_BINARY_DIR, arguments);
+  char *quiet = strstr(command, " -q ");
+  assert_non_null(quiet);
+  memset(quiet, ' ', 4);
+  int terminal = -1, status = 0;
+  pid_t child = forkpty(&terminal, NULL, NULL, NULL);
+  assert_true(child >= 0);
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+    _exit(127);
+  }
+  size_t bytes = 0;
+  for (ssize_t got = 1; got > 0 && bytes<sizeof seen - 1; bytes += got> 0 ? (size_t)got : 0) {
+    got = read(terminal, seen + bytes, sizeof seen - 1 - bytes);
+  }
+  seen[bytes] = '\0';
+  close(terminal);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+  const char *error = strstr(seen, "\r\nquire: ");
+  if (strstr(seen, "prefill  [") == NULL || error == NULL || strstr(error, "without a fence") == NULL) {
+    fail_msg("%s", seen);
+  }
 }
 
 /* What is asked of sampling reaches the worker, and does not depend on the ranks. */
@@ -664,6 +732,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_refusals),
       cmocka_unit_test(test_answers),
+      cmocka_unit_test(test_broken_answer),
+      cmocka_unit_test(test_broken_bar),
       cmocka_unit_test(test_sampling),
       cmocka_unit_test(test_prompt_files),
       cmocka_unit_test(test_weights),
