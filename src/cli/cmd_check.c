@@ -163,6 +163,7 @@ static bool bundles_hold(void) {
 struct outcome {
   struct quire_hash128 kv;
   int32_t tokens[CHECK_NEW_TOKENS];
+  struct quire_error fault; /* of --debug-fault, where nobody was to find it */
 };
 
 /* A prompt of random tokens through one configuration. */
@@ -188,6 +189,12 @@ static enum quire_status run_config(const struct cli_model *model, const struct 
   quire_engine_finish(engine);
   if (status == QUIRE_OK && !quire_engine_check_laws(engine, error_out)) {
     status = QUIRE_ERR_STATE;
+  }
+  struct quire_engine_stats stats;
+  quire_engine_stats(engine, &stats);
+  if (status == QUIRE_OK && quire_engine_judge_fault(config, &stats, &outcome->fault) == QUIRE_ERR_RANK) {
+    *error_out = outcome->fault;
+    status = QUIRE_ERR_RANK;
   }
   cli_answer_free(&answer);
   quire_engine_destroy(engine);
@@ -255,6 +262,9 @@ static void check_model(const struct cli_model *model, const struct quire_engine
     bool same = i == 0 || (quire_hash128_equal(outcome.kv, first.kv) &&
                            memcmp(outcome.tokens, first.tokens, sizeof first.tokens) == 0);
     report(list, status == QUIRE_OK && same, cells[i].name, status != QUIRE_OK ? error.text : "the bytes differ");
+    if (status == QUIRE_OK && outcome.fault.status != QUIRE_OK) {
+      printf("     %s %s\n", outcome.fault.where, outcome.fault.text);
+    }
     first = i == 0 ? outcome : first;
   }
 }

@@ -95,6 +95,7 @@ struct pass_result {
   uint64_t prefill_ns, decode_ns;
   int32_t rank_pages[QUIRE_RANKS_MAX]; /* of the last request */
   int32_t pages;
+  struct quire_engine_stats stats;
 };
 
 static enum quire_status add_prompt(const struct cli_model *model, struct prompt_list *list, const char *text,
@@ -301,6 +302,9 @@ static enum quire_status run_pass(const struct run_context *context, const struc
     quire_engine_finish(engine);
     cli_answer_free(&answer);
   }
+  if (status == QUIRE_OK) {
+    quire_engine_stats(engine, &result->stats);
+  }
   quire_engine_destroy(engine);
   return status;
 }
@@ -418,11 +422,8 @@ static int run_all(const struct cli_worker *worker, const struct run_options *ru
   if (status == QUIRE_OK) {
     status = run_pass(&context, &config, true, &result, &error);
   }
-  if (status == QUIRE_OK && worker->fault != QUIRE_VIEW_FAULT_NONE) {
-    status = quire_error_set(&error, QUIRE_ERR_STATE, "--debug-fault",
-                             "was not found: without --debug-shared-kv some are not looked for, and at step %lld there "
-                             "may have been nothing to act on",
-                             (long long)worker->fault_step);
+  if (status == QUIRE_OK) {
+    status = quire_engine_judge_fault(&config, &result.stats, &error);
   }
   if (status == QUIRE_OK && run->verify) {
     status = verify(&context, &config, &result, &equal, &error);

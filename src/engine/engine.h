@@ -96,6 +96,7 @@ struct quire_engine_stats {
   int64_t decode_tokens;  /* rows computed by decode entries */
   int64_t drawn_tokens;
   int64_t ticks, steps; /* ticks; those that ran a plan */
+  int32_t fault;        /* QUIRE_STEP_FAULT_* of the configuration's fault (layout/step_ack.h) */
   bool failed_rank;
 };
 
@@ -193,6 +194,11 @@ const struct quire_parts *quire_engine_parts_of(const struct quire_engine *engin
 struct quire_cache *quire_engine_cache(struct quire_engine *engine);
 /* Shows one rank's forward pass; between steps. False where ranks are processes. */
 bool quire_engine_tap(struct quire_engine *engine, int32_t rank, const struct quire_tap *tap);
+/* After steps of which none failed: what became of the configuration's fault. QUIRE_OK: there is none. QUIRE_ERR_STATE:
+ * it was not put in, or nobody was to find it; the text says why. QUIRE_ERR_RANK: it was put in, read, and not found.
+ * Pure. */
+enum quire_status quire_engine_judge_fault(const struct quire_engine_config *config,
+                                           const struct quire_engine_stats *stats, struct quire_error *error_out);
 /* Every module's self-check, between steps. */
 bool quire_engine_check_laws(const struct quire_engine *engine, struct quire_error *why_out);
 

@@ -273,3 +273,45 @@ bool quire_engine_check_laws(const struct quire_engine *engine, struct quire_err
   }
   return quire_cache_check(engine->cache, why_out);
 }
+
+/* What each fault acts on. */
+static const char *fault_needs(enum quire_view_fault fault) {
+  QUIRE_ASSERT(fault != QUIRE_VIEW_FAULT_NONE);
+  return fault == QUIRE_VIEW_FAULT_SWAP_PAGES      ? "a request with two pages behind it"
+         : fault == QUIRE_VIEW_FAULT_FOREIGN_WRITE ? "a page behind a request, and a rank that shares the cache with "
+                                                     "its owner"
+                                                   : "a fence";
+}
+
+enum quire_status quire_engine_judge_fault(const struct quire_engine_config *config,
+                                           const struct quire_engine_stats *stats, struct quire_error *error_out) {
+  QUIRE_ASSERT(stats->steps >= 0);
+  static const char where[] = "--debug-fault";
+  const unsigned long long step = config->fault_epoch;
+  /* skipped fences are found by the write marks, which are always on */
+  bool looked_for = config->debug_shared_kv || config->fault == QUIRE_VIEW_FAULT_SKIP_FENCE;
+  if (config->fault == QUIRE_VIEW_FAULT_NONE) {
+    return QUIRE_OK;
+  }
+  if ((stats->fault & QUIRE_STEP_FAULT_PLACED) == 0 && (uint64_t)stats->steps < config->fault_epoch) {
+    return quire_error_set(error_out, QUIRE_ERR_STATE, where,
+                           "not placed: there was no step %llu, the last was %lld; choose another (--debug-fault-step)",
+                           step, (long long)stats->steps);
+  }
+  if ((stats->fault & QUIRE_STEP_FAULT_PLACED) == 0) {
+    return quire_error_set(error_out, QUIRE_ERR_STATE, where,
+                           "not placed: nothing to act on at step %llu; it takes %s (--debug-fault-step)", step,
+                           fault_needs(config->fault));
+  }
+  if ((stats->fault & QUIRE_STEP_FAULT_READ) == 0) {
+    return quire_error_set(error_out, QUIRE_ERR_STATE, where,
+                           "placed at step %llu, and nobody could find it: no step right behind read what it touched; "
+                           "choose one before a request's last (--debug-fault-step)",
+                           step);
+  }
+  if (!looked_for) {
+    return quire_error_set(error_out, QUIRE_ERR_STATE, where,
+                           "placed at step %llu and not looked for, which takes --debug-shared-kv", step);
+  }
+  return quire_error_set(error_out, QUIRE_ERR_RANK, where, "placed at step %llu and not found", step);
+}

@@ -430,6 +430,7 @@ static enum quire_status run_plan(struct quire_engine *engine, struct quire_erro
     return fail_all(engine, &ack->error, error_out);
   }
   engine->stats.steps++;
+  engine->stats.fault |= ack->fault;
   const struct quire_step_entry *entries = quire_step_plan_entries(engine->plan);
   const struct quire_step_result *results = quire_step_ack_results(ack);
   int32_t count = engine->plan->entry_count, quiet = 0;

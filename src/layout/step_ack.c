@@ -55,6 +55,7 @@ void quire_step_ack_merge(struct quire_step_ack *into, struct quire_step_ack *fr
     into->error = from->error;
     into->rank = from->rank;
   }
+  into->fault |= from->fault;
   for (int32_t i = 0; i < plan->entry_count; i++) {
     struct quire_step_result *a = quire_step_ack_results(into) + i, *b = quire_step_ack_results(from) + i;
     if (b->token != QUIRE_TOKEN_ABSENT) {

@@ -21,6 +21,10 @@ extern "C" {
 
 #define QUIRE_TOKEN_ABSENT (-1)
 
+/* What a step says of the fault that was to be put in (view/view.h), bits. */
+#define QUIRE_STEP_FAULT_PLACED 1 /* here it acted */
+#define QUIRE_STEP_FAULT_READ 2   /* here what it acted on was read: who looks must find it */
+
 struct quire_step_result {
   int32_t token;     /* drawn, or QUIRE_TOKEN_ABSENT */
   float logprob;     /* of the drawn token under the full softmax (sampling.h), where the plan asks for it; else 0 */
@@ -39,6 +43,8 @@ struct quire_step_ack {
   int32_t rank;
   enum quire_status status; /* QUIRE_ERR_ABORTED where another rank failed first */
   struct quire_error error;
+  int32_t fault; /* QUIRE_STEP_FAULT_* of any rank */
+  int32_t reserved;
 };
 
 static_assert(sizeof(struct quire_step_result) == 12, "step result of 12 bytes");
@@ -47,10 +53,11 @@ static_assert(offsetof(struct quire_step_result, nonfinite) == 8, "nonfinite at 
 static_assert(sizeof(struct quire_step_row) == 12, "step row of 12 bytes");
 static_assert(offsetof(struct quire_step_row, argmax) == 4, "argmax at 4");
 static_assert(offsetof(struct quire_step_row, draft_argmax) == 8, "draft argmax at 8");
-static_assert(sizeof(struct quire_step_ack) == 600, "step ack of 600 bytes");
+static_assert(sizeof(struct quire_step_ack) == 608, "step ack of 608 bytes");
 static_assert(offsetof(struct quire_step_ack, rank) == 8, "rank at 8");
 static_assert(offsetof(struct quire_step_ack, status) == 12, "status at 12");
 static_assert(offsetof(struct quire_step_ack, error) == 16, "error at 16");
+static_assert(offsetof(struct quire_step_ack, fault) == 596, "fault at 596");
 
 int64_t quire_step_ack_bytes(const struct quire_step_limits *limits);
 /* Empties an ack for a plan: no tokens, nothing scored. */

@@ -221,6 +221,7 @@ void quire_rank_step(struct quire_rank *r, const struct quire_step_plan *plan) {
     quire_sampler_run(r->sampler, &step, draft_full);
     report_nonfinite(r);
     status = quire_view_fence(r->view, &r->ack->error);
+    r->ack->fault = quire_view_fault(r->view);
   }
   if (status != QUIRE_OK) {
     quire_collective_abort(r->collective, r->rank);

@@ -625,6 +625,7 @@ enum quire_status quire_view_begin(struct quire_view *view, const struct quire_s
     return quire_error_set(error_out, QUIRE_ERR_RANK, "step plan", "%s", why);
   }
   place_entries(view);
+  quire_view_debug_watch(view);
   enum quire_status status = check_marks(view, error_out);
   if (status == QUIRE_OK) {
     status = quire_view_debug_begin(view, error_out);
@@ -675,7 +676,11 @@ enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *
   end_copies(view);
   enum quire_status status = quire_view_debug_end(view, error_out);
   quire_view_debug_foreign_write(view);
-  if (status != QUIRE_OK || quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_SKIP_FENCE)) {
+  if (status == QUIRE_OK && quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_SKIP_FENCE)) {
+    view->fault |= QUIRE_STEP_FAULT_PLACED;
+    return QUIRE_OK;
+  }
+  if (status != QUIRE_OK) {
     return status;
   }
   status = quire_collective_fence(view->links.collective, view->config.rank);

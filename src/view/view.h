@@ -42,6 +42,7 @@
 #include "kernels/kernels.h"
 #include "layout/geometry.h"
 #include "layout/parts.h"
+#include "layout/step_ack.h"
 #include "layout/step_plan.h"
 
 #ifdef __cplusplus
@@ -78,7 +79,7 @@ struct quire_view_config {
   bool any_scale;                  /* scales of stored rows need not be powers of two (arithmetic.md 2) */
   int threads;                     /* of the rank's team */
   bool debug;                      /* compare everything that is read with what owners wrote (view_debug.c) */
-  enum quire_view_fault fault;     /* put in at the step of fault_epoch */
+  enum quire_view_fault fault;     /* put in at the step of fault_epoch; quire_view_fault says what became of it */
   uint64_t fault_epoch;
   struct quire_trace *trace; /* gather jobs and waits for them; NULL: off */
 };
@@ -187,6 +188,8 @@ const int32_t *quire_view_nonfinite(const struct quire_view *view, enum quire_pa
 /* Ends the step: waits for the rank's own copies, then for every rank. QUIRE_ERR_ABORTED, or QUIRE_ERR_RANK when
  * debugging found a fault. */
 enum quire_status quire_view_fence(struct quire_view *view, struct quire_error *error_out);
+/* QUIRE_STEP_FAULT_* of this step so far. */
+int32_t quire_view_fault(const struct quire_view *view);
 /* Waits for all that the rank has enqueued, and for no other rank: the end of a step that failed. After it nothing of
  * the view reads the plan, nor reads or writes a page. */
 void quire_view_quiesce(struct quire_view *view);

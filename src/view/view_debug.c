@@ -153,9 +153,39 @@ bool quire_view_debug_faulty(const struct quire_view *view, enum quire_view_faul
   return view->config.fault == fault && view->plan->epoch == view->config.fault_epoch;
 }
 
-void quire_view_debug_swap(const struct quire_view *view, const uint8_t **pages, int32_t count) {
+/* Whether a fault of the step before left its trace in a page: what it wrote there, or a write without a fence. */
+static bool page_is_touched(const struct quire_view *view, quire_page page) {
+  QUIRE_ASSERT(page.v >= 0);
+  if (view->config.fault == QUIRE_VIEW_FAULT_FOREIGN_WRITE) {
+    return page.v == view->fault_page.v;
+  }
+  const int64_t *marks = view->links.peers->rank[quire_view_reads_from(view, page)].written;
+  int64_t mark = __atomic_load_n(&marks[quire_page_local(&view->config.geometry, page).v], __ATOMIC_ACQUIRE);
+  return view->config.fault == QUIRE_VIEW_FAULT_SKIP_FENCE && mark >= 0 &&
+         (uint64_t)(mark >> QUIRE_WRITTEN_ROW_BITS) == view->config.fault_epoch;
+}
+
+void quire_view_debug_watch(struct quire_view *view) {
+  QUIRE_ASSERT(view->plan != NULL);
+  view->fault = 0;
+  if (view->config.fault == QUIRE_VIEW_FAULT_NONE || view->plan->epoch != view->config.fault_epoch + 1) {
+    return;
+  }
+  for (int32_t e = 0; e < view->plan->entry_count; e++) {
+    const struct quire_step_entry *entry = quire_view_entry(view, e);
+    const quire_page *table = quire_view_table(view, entry->request);
+    for (int32_t p = 0; p * view->config.geometry.page_tokens < entry->prefix_end; p++) {
+      view->fault |= page_is_touched(view, table[p]) ? QUIRE_STEP_FAULT_READ : 0;
+    }
+  }
+}
+
+int32_t quire_view_fault(const struct quire_view *view) { return view->fault; }
+
+void quire_view_debug_swap(struct quire_view *view, const uint8_t **pages, int32_t count) {
   QUIRE_ASSERT(count >= 0);
   if (quire_view_debug_faulty(view, QUIRE_VIEW_FAULT_SWAP_PAGES) && count >= 2) {
+    view->fault |= QUIRE_STEP_FAULT_PLACED | QUIRE_STEP_FAULT_READ;
     const uint8_t *first = pages[0];
     pages[0] = pages[1];
     pages[1] = first;
@@ -175,6 +205,8 @@ void quire_view_debug_foreign_write(struct quire_view *view) {
       int32_t owner = quire_page_sender(g, page).v;
       if (g->storage_ranks > 1 && view->config.rank == (owner + 1) % g->storage_ranks) {
         *quire_peer_page(&view->links.peers->rank[owner], 0, quire_page_local(g, page).v) ^= 1;
+        view->fault |= QUIRE_STEP_FAULT_PLACED;
+        view->fault_page = page;
         return;
       }
     }

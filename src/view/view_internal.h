@@ -103,6 +103,8 @@ struct quire_view {
 
   uint64_t *hashes; /* debug: [parts][local pages][page_tokens] of the rows this rank stores; else NULL */
   struct quire_error debug_error;
+  int32_t fault;         /* QUIRE_STEP_FAULT_* of the running step */
+  quire_page fault_page; /* that a foreign write went to */
 };
 
 /* Memory of the request's page table. */
@@ -167,8 +169,10 @@ enum quire_status quire_view_debug_begin(struct quire_view *view, struct quire_e
 void quire_view_debug_sources(struct quire_view *view, int32_t part, const struct quire_kv_source *sources);
 enum quire_status quire_view_debug_end(const struct quire_view *view, struct quire_error *error_out);
 bool quire_view_debug_faulty(const struct quire_view *view, enum quire_view_fault fault);
+/* A step begins; one behind a fault may read what that left. */
+void quire_view_debug_watch(struct quire_view *view);
 /* The two faults that act here. */
-void quire_view_debug_swap(const struct quire_view *view, const uint8_t **pages, int32_t count);
+void quire_view_debug_swap(struct quire_view *view, const uint8_t **pages, int32_t count);
 void quire_view_debug_foreign_write(struct quire_view *view);
 
 #ifdef __cplusplus

@@ -195,6 +195,39 @@ static void test_broken_answer(void **state) {
   assert_string_equal(outcome->out, "");
 }
 
+/* A fault that was not found: whose mistake that is. */
+static void test_faults_not_found(void **state) {
+  (void)state;
+  static const struct {
+    const char *arguments, *says;
+  } rows[] = {
+      {"--debug-shared-kv --debug-fault swap-pages --debug-fault-step 1",
+       "quire: --debug-fault: not placed: nothing to act on at step 1; "},
+      {"--debug-shared-kv --debug-fault swap-pages --debug-fault-step 99",
+       "quire: --debug-fault: not placed: there was no step 99, the last was 13; "},
+      {"--debug-fault swap-pages --debug-fault-step 4",
+       "quire: --debug-fault: placed at step 4 and not looked for, which takes --debug-shared-kv\n"},
+      {"--debug-shared-kv --debug-fault skip-fence --debug-fault-step 13",
+       "quire: --debug-fault: placed at step 13, and nobody could find it: "},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    struct outcome *outcome = quire(failing(rows[i].arguments));
+    if (outcome->code != 2 || strncmp(outcome->err, rows[i].says, strlen(rows[i].says)) != 0) {
+      fail_msg("%s: %d, %s", rows[i].arguments, outcome->code, outcome->err);
+    }
+  }
+  char arguments[1024];
+  expand("check --model %M --debug-shared-kv --debug-fault swap-pages --debug-fault-step 99", arguments);
+  struct outcome *outcome = quire(arguments);
+  assert_int_equal(outcome->code, 0);
+  assert_non_null(strstr(outcome->out, "\n     --debug-fault not placed: there was no step 99, the last was "));
+  expand("check --model %M --debug-shared-kv --debug-fault swap-pages --debug-fault-step 4", arguments);
+  outcome = quire(arguments);
+  assert_int_equal(outcome->code, 1);
+  assert_non_null(
+      strstr(outcome->out, "BAD  2 ranks, shared, peer, zigzag: same tokens and KV bytes: the view differs"));
+}
+
 /* Nor does an error stand behind the bar of what it ended. */
 static void test_broken_bar(void **state) {
   (void)state;
@@ -730,23 +763,15 @@ static int teardown(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_answers),
-      cmocka_unit_test(test_broken_answer),
-      cmocka_unit_test(test_broken_bar),
-      cmocka_unit_test(test_sampling),
-      cmocka_unit_test(test_prompt_files),
-      cmocka_unit_test(test_weights),
-      cmocka_unit_test(test_insight),
-      cmocka_unit_test(test_damaged_models),
-      cmocka_unit_test(test_damaged_lists),
-      cmocka_unit_test(test_more_than_memory),
-      cmocka_unit_test(test_little_memory),
-      cmocka_unit_test(test_manual),
-      cmocka_unit_test(test_completions_bash),
-      cmocka_unit_test(test_completions_zsh),
-      cmocka_unit_test(test_completions_fish),
-      cmocka_unit_test(test_completions_of_all),
+      cmocka_unit_test(test_refusals),         cmocka_unit_test(test_answers),
+      cmocka_unit_test(test_broken_answer),    cmocka_unit_test(test_broken_bar),
+      cmocka_unit_test(test_faults_not_found), cmocka_unit_test(test_sampling),
+      cmocka_unit_test(test_prompt_files),     cmocka_unit_test(test_weights),
+      cmocka_unit_test(test_insight),          cmocka_unit_test(test_damaged_models),
+      cmocka_unit_test(test_damaged_lists),    cmocka_unit_test(test_more_than_memory),
+      cmocka_unit_test(test_little_memory),    cmocka_unit_test(test_manual),
+      cmocka_unit_test(test_completions_bash), cmocka_unit_test(test_completions_zsh),
+      cmocka_unit_test(test_completions_fish), cmocka_unit_test(test_completions_of_all),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

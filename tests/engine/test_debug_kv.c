@@ -30,14 +30,20 @@ static int close_model(void **unused) {
   return 0;
 }
 
-/* Steps until the end or the first error; *steps_out counts steps that were begun. */
 struct fault {
   enum quire_view_fault what;
   uint64_t epoch;
   bool debug;
 };
 
-static enum quire_status run(const struct exact_cell *cell, struct fault fault, int *steps_out,
+struct ran {
+  int steps; /* that were begun */
+  enum quire_status verdict;
+  struct quire_error why; /* of the verdict */
+};
+
+/* Steps until the end or the first error. */
+static enum quire_status run(const struct exact_cell *cell, struct fault fault, struct ran *ran_out,
                              struct quire_error *error) {
   struct quire_engine_config config = exact_engine_config(cell, PROMPT + 16, 1000);
   config.debug_shared_kv = fault.debug;
@@ -48,9 +54,13 @@ static enum quire_status run(const struct exact_cell *cell, struct fault fault, 
   struct quire_engine_request request = exact_request(cell);
   struct quire_engine_event event = {0};
   enum quire_status status = quire_engine_start(engine, &request, NULL, error);
-  for (*steps_out = 0; status == QUIRE_OK && event.kind != QUIRE_EVENT_DONE; ++*steps_out) {
+  *ran_out = (struct ran){0};
+  for (; status == QUIRE_OK && event.kind != QUIRE_EVENT_DONE; ran_out->steps++) {
     status = quire_engine_step(engine, &event, error);
   }
+  struct quire_engine_stats stats;
+  quire_engine_stats(engine, &stats);
+  ran_out->verdict = quire_engine_judge_fault(&config, &stats, &ran_out->why);
   quire_engine_finish(engine);
   quire_engine_destroy(engine);
   return status;
@@ -105,12 +115,12 @@ static const struct {
 /* faults[i], put in at this step, ends the next one at the latest, with its place. */
 static void expect_found(const struct exact_cell *cell, int i, int epoch) {
   struct quire_error error = {0};
-  int steps = 0;
+  struct ran ran;
   struct fault fault = {faults[i].fault, (uint64_t)epoch, true};
-  enum quire_status status = run(cell, fault, &steps, &error);
-  if (status != QUIRE_ERR_RANK || steps > epoch + 1 || strstr(error.text, faults[i].says) == NULL) {
+  enum quire_status status = run(cell, fault, &ran, &error);
+  if (status != QUIRE_ERR_RANK || ran.steps > epoch + 1 || strstr(error.text, faults[i].says) == NULL) {
     fail_msg("fault %d, %d ranks, chunk %d: status %d after %d steps: %s", (int)fault.what, cell->ranks, cell->chunk,
-             (int)status, steps, error.text);
+             (int)status, ran.steps, error.text);
   }
   expect_place(cell, error.text, fault.what);
 }
@@ -147,10 +157,11 @@ static void all_is_quiet_without_a_fault(void **unused) {
   for (int i = 0; i < 2; i++) {
     struct exact_cell cell = shared_cell(i == 0 ? QUIRE_VIEW_PEER : QUIRE_VIEW_GATHER, "threads");
     struct quire_error error = {0};
-    int steps = 0;
-    if (run(&cell, (struct fault){QUIRE_VIEW_FAULT_NONE, 2, true}, &steps, &error) != QUIRE_OK) {
+    struct ran ran;
+    if (run(&cell, (struct fault){QUIRE_VIEW_FAULT_NONE, 2, true}, &ran, &error) != QUIRE_OK) {
       fail_msg("%s", error.text);
     }
+    assert_int_equal(ran.verdict, QUIRE_OK);
   }
 }
 
@@ -160,17 +171,77 @@ static void the_switch_finds_it(void **unused) {
   (void)unused;
   struct exact_cell cell = shared_cell(QUIRE_VIEW_PEER, "threads");
   struct quire_error error = {0};
-  int steps = 0;
-  assert_int_equal(run(&cell, (struct fault){QUIRE_VIEW_FAULT_SWAP_PAGES, 2, false}, &steps, &error), QUIRE_OK);
-  assert_int_equal(run(&cell, (struct fault){QUIRE_VIEW_FAULT_SKIP_FENCE, 2, false}, &steps, &error), QUIRE_ERR_RANK);
+  struct ran ran;
+  assert_int_equal(run(&cell, (struct fault){QUIRE_VIEW_FAULT_SWAP_PAGES, 2, false}, &ran, &error), QUIRE_OK);
+  assert_int_equal(run(&cell, (struct fault){QUIRE_VIEW_FAULT_SKIP_FENCE, 2, false}, &ran, &error), QUIRE_ERR_RANK);
+}
+
+#define LAST 0 /* the step that is its run's last: of prefill, where no rank ends before all have begun */
+
+/* A fault that ends no step: whether it was put in, and whether anybody could have found it. */
+static void what_was_not_found_says_why(void **unused) {
+  (void)unused;
+  static const struct {
+    enum quire_view_fault fault;
+    int epoch;
+    bool debug;
+    int ranks;
+    const char *says;
+  } rows[] = {
+      {QUIRE_VIEW_FAULT_SKIP_FENCE, 99, true, 3, "not placed: there was no step 99, "},
+      {QUIRE_VIEW_FAULT_SWAP_PAGES, 99, false, 3, "not placed: there was no step 99, "},
+      {QUIRE_VIEW_FAULT_SWAP_PAGES, 1, true, 3, "not placed: nothing to act on at step 1; it takes a request with two"},
+      {QUIRE_VIEW_FAULT_FOREIGN_WRITE, 1, true, 3, "not placed: nothing to act on at step 1; it takes a page"},
+      {QUIRE_VIEW_FAULT_FOREIGN_WRITE, 3, true, 1, "not placed: nothing to act on at step 3; it takes a page"},
+      {QUIRE_VIEW_FAULT_SKIP_FENCE, LAST, true, 3, ", and nobody could find it: no step right behind read"},
+      {QUIRE_VIEW_FAULT_FOREIGN_WRITE, LAST, true, 3, ", and nobody could find it: no step right behind read"},
+      {QUIRE_VIEW_FAULT_SWAP_PAGES, 3, false, 3, "placed at step 3 and not looked for, which takes --debug-shared-kv"},
+      {QUIRE_VIEW_FAULT_FOREIGN_WRITE, 3, false, 3, "placed at step 3 and not looked for, which takes --debug-sha"},
+      {QUIRE_VIEW_FAULT_FOREIGN_WRITE, 7, false, 3, "placed at step 7 and not looked for, which takes --debug-sha"},
+  };
+  for (size_t i = 0; i < 2 * sizeof rows / sizeof rows[0]; i++) {
+    struct exact_cell cell = shared_cell(views[i % 2], executors[i % 2]);
+    struct quire_error error = {0};
+    struct ran ran;
+    cell.ranks = rows[i / 2].ranks;
+    cell.view = cell.ranks == 1 ? QUIRE_VIEW_LOCAL : cell.view;
+    cell.new_max = rows[i / 2].epoch == LAST ? 0 : cell.new_max;
+    assert_int_equal(run(&cell, (struct fault){QUIRE_VIEW_FAULT_NONE, 1, true}, &ran, &error), QUIRE_OK);
+    struct fault fault = {rows[i / 2].fault, (uint64_t)rows[i / 2].epoch, rows[i / 2].debug};
+    fault.epoch = fault.epoch == LAST ? (uint64_t)ran.steps : fault.epoch;
+    if (run(&cell, fault, &ran, &error) != QUIRE_OK) {
+      fail_msg("%s, %s: %s", rows[i / 2].says, cell.executor, error.text);
+    }
+    if (ran.verdict != QUIRE_ERR_STATE || strstr(ran.why.text, rows[i / 2].says) == NULL) {
+      fail_msg("%s, %s: %d, %s", rows[i / 2].says, cell.executor, (int)ran.verdict, ran.why.text);
+    }
+  }
+}
+
+/* Put in, read by a step that looked, and the step did not fail: that alone is a failure. */
+static void what_should_have_been_found_is_a_failure(void **unused) {
+  (void)unused;
+  for (int i = 0; i < 3; i++) {
+    struct exact_cell cell = shared_cell(QUIRE_VIEW_PEER, "threads");
+    struct quire_engine_config config = exact_engine_config(&cell, PROMPT + 16, 1000);
+    struct quire_engine_stats stats = {.steps = 9, .fault = QUIRE_STEP_FAULT_PLACED | QUIRE_STEP_FAULT_READ};
+    struct quire_error error = {0};
+    config.debug_shared_kv = true;
+    config.fault = faults[i].fault;
+    config.fault_epoch = 5;
+    assert_int_equal(quire_engine_judge_fault(&config, &stats, &error), QUIRE_ERR_RANK);
+    assert_string_equal(error.text, "placed at step 5 and not found");
+    config.debug_shared_kv = false;
+    assert_int_equal(quire_engine_judge_fault(&config, &stats, &error),
+                     config.fault == QUIRE_VIEW_FAULT_SKIP_FENCE ? QUIRE_ERR_RANK : QUIRE_ERR_STATE);
+  }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(each_fault_is_found),
-      cmocka_unit_test(any_number_of_ranks_finds_it),
-      cmocka_unit_test(all_is_quiet_without_a_fault),
-      cmocka_unit_test(the_switch_finds_it),
+      cmocka_unit_test(each_fault_is_found),          cmocka_unit_test(any_number_of_ranks_finds_it),
+      cmocka_unit_test(all_is_quiet_without_a_fault), cmocka_unit_test(the_switch_finds_it),
+      cmocka_unit_test(what_was_not_found_says_why),  cmocka_unit_test(what_should_have_been_found_is_a_failure),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -150,6 +150,18 @@ static void one_nonfinite_row_is_enough(void **state) {
   assert_int_equal(quire_step_ack_results(f->ack[0])[0].nonfinite, 0);
 }
 
+static void a_fault_is_of_any_rank(void **state) {
+  struct fixture *f = *state;
+  f->ack[1]->fault = QUIRE_STEP_FAULT_PLACED;
+  f->ack[2]->fault = QUIRE_STEP_FAULT_READ;
+  quire_step_ack_merge(f->ack[0], f->ack[1], f->plan, &limits);
+  assert_int_equal(f->ack[0]->fault, QUIRE_STEP_FAULT_PLACED);
+  quire_step_ack_merge(f->ack[0], f->ack[2], f->plan, &limits);
+  assert_int_equal(f->ack[0]->fault, QUIRE_STEP_FAULT_PLACED | QUIRE_STEP_FAULT_READ);
+  quire_step_ack_reset(f->ack[0], f->plan, &limits, 0);
+  assert_int_equal(f->ack[0]->fault, 0);
+}
+
 static void fail_with(struct quire_step_ack *ack, enum quire_status status, const char *text) {
   ack->status = status;
   quire_error_set(&ack->error, status, "rank", "%s", text);
@@ -201,6 +213,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(every_order_gives_the_whole, open_fixture, close_fixture),
       cmocka_unit_test_setup_teardown(nothing_erases_what_is_known, open_fixture, close_fixture),
       cmocka_unit_test_setup_teardown(one_nonfinite_row_is_enough, open_fixture, close_fixture),
+      cmocka_unit_test_setup_teardown(a_fault_is_of_any_rank, open_fixture, close_fixture),
       cmocka_unit_test_setup_teardown(the_cause_wins, open_fixture, close_fixture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
