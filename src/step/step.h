@@ -1,6 +1,6 @@
 /* Executes step plans on the ranks of a worker. One interface, several executors:
  *
- *   threads   a thread per rank in this process
+ *   threads   a thread per rank in this process; the first rank's is the one that waits for the plan
  *   proc      a forked process per rank over shared memory, which proves that plans and acks are plain data
  *   sim       no model: ranks on paper, with faults (sim/sim.h)
  *
@@ -12,8 +12,8 @@
  * must be created anew. A rank process that dies is seen within QUIRE_STEP_WATCH_NS and counts as one that failed;
  * processes that then do not answer within QUIRE_STEP_GRACE_NS, or do not end within it in destroy, are killed.
  *
- * Threads: create, post, wait, destroy from the controller; banks are the controller's between steps (poll and submit
- * may go on during a step). */
+ * Threads: create, post, wait, destroy from the controller; wait runs kernels on it, for which create sees to the stack
+ * (base/thread.h); banks are the controller's between steps (poll and submit may go on during a step). */
 #ifndef QUIRE_STEP_STEP_H
 #define QUIRE_STEP_STEP_H
 

@@ -421,7 +421,10 @@ static void only_a_running_step_is_declared(void **unused) {
   assert_int_equal(quire_step_wait(step.executor)->status, QUIRE_OK);
   assert_int_equal(quire_futex_declared(), 0);
   exact_step_begin(&step);
+  entry = exact_step_prefill(&step, 0, 100, 0);
+  exact_step_add(&step, &entry);
   assert_int_equal(quire_step_post(step.executor, step.plan, NULL), QUIRE_OK);
+  usleep(20000);           /* long enough for the second rank to stand in the exchange */
   exact_step_close(&step); /* posted, and never waited for */
   exact_step_close(&idle);
   assert_int_equal(quire_futex_declared(), 0);

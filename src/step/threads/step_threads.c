@@ -1,5 +1,9 @@
-/* A thread per rank in one process. The controller hands a plan over by raising `posted`; each rank runs it and raises
- * `finished`. One mutex and two conditions: they are taken twice a step, and a sleeping rank costs the others nothing.
+/* Ranks are threads of one process, but for the first: its steps run on the thread that waits for them, which has
+ * nothing else to do. So a plan of one rank is handed to nobody, and waking a thread costs a plan nothing but where a
+ * second rank takes part.
+ *
+ *     the caller   post: posted++    wait: quire_rank_step of rank 0, then until all others have finished
+ *     rank r > 0       | waits on posted | quire_rank_step | finished++ |
  */
 #include "base/assert.h"
 #include "base/futex.h"
@@ -16,52 +20,51 @@ struct threads_executor {
   struct quire_step_executor front;
   const struct quire_env *env;
   struct quire_step_group group;
-  struct rank_thread threads[QUIRE_RANKS_MAX];
+  struct rank_thread threads[QUIRE_RANKS_MAX]; /* from 1 on */
   int32_t threads_started;
-  const struct quire_step_plan *plan; /* in flight; the controller's */
+  const struct quire_step_plan *plan; /* in flight; the caller's but for a posted rank, which reads it */
+  bool failed;                        /* a step failed: the ranks' state is void */
 
-  pthread_mutex_t mutex;
-  pthread_cond_t posted_changed, finished_changed;
-  const struct quire_step_plan *work; /* guarded by mutex, like all below */
-  uint64_t posted;                    /* number of plans handed out */
-  int32_t finished;                   /* ranks that are done with the last */
-  bool stopping;
-  bool failed; /* a step failed: the ranks' state is void */
+  uint32_t stopping;
+  _Alignas(64) struct quire_futex posted;   /* number of plans handed out, and one more at the end */
+  _Alignas(64) struct quire_futex finished; /* answers of the threads in all, plan after plan */
 };
+
+static void raise_word(struct quire_futex *futex) {
+  __atomic_add_fetch(&futex->word, 1, __ATOMIC_ACQ_REL);
+  quire_futex_wake_all(futex);
+}
 
 static void *rank_main(void *context) {
   struct rank_thread *self = context;
   struct threads_executor *x = self->executor;
   uint32_t control = quire_kernels_enter();
-  uint64_t seen = 0;
-  pthread_mutex_lock(&x->mutex);
-  for (;;) {
-    while (x->posted == seen && !x->stopping) {
-      pthread_cond_wait(&x->posted_changed, &x->mutex);
-    }
-    if (x->posted == seen) {
+  for (uint32_t seen = 0;; seen++) {
+    quire_futex_wait(&x->posted, seen, quire_step_group_threads(&x->group));
+    if (__atomic_load_n(&x->stopping, __ATOMIC_ACQUIRE) != 0) {
       break;
     }
-    seen = x->posted;
-    const struct quire_step_plan *plan = x->work;
-    pthread_mutex_unlock(&x->mutex);
-    quire_rank_step(self->rank, plan);
-    pthread_mutex_lock(&x->mutex);
-    x->finished++;
-    pthread_cond_signal(&x->finished_changed);
+    quire_rank_step(self->rank, x->plan);
+    raise_word(&x->finished);
   }
-  pthread_mutex_unlock(&x->mutex);
   quire_kernels_leave(control);
   return NULL;
 }
 
 static enum quire_status start_threads(struct threads_executor *x, struct quire_error *error_out) {
+  if (!quire_thread_first_stack()) {
+    return quire_error_set(error_out, QUIRE_ERR_MEMORY, "step", "a rank needs a stack of %zu KiB; raise ulimit -Hs",
+                           QUIRE_THREAD_STACK_BYTES >> 10);
+  }
   for (int32_t r = 0; r < x->group.config.geometry.ranks; r++) {
     x->threads[r].executor = x;
     x->threads[r].rank = x->group.ranks[r];
     enum quire_status status = quire_rank_start(x->group.ranks[r], error_out);
     if (status != QUIRE_OK) {
       return status;
+    }
+    if (r == 0) {
+      continue;
     }
     if (!quire_thread_start(&x->threads[r].thread, rank_main, &x->threads[r])) {
       return quire_error_set(error_out, QUIRE_ERR_MEMORY, "step",
@@ -74,15 +77,14 @@ static enum quire_status start_threads(struct threads_executor *x, struct quire_
 
 static void threads_destroy(struct quire_step_executor *executor) {
   struct threads_executor *x = (struct threads_executor *)executor;
-  pthread_mutex_lock(&x->mutex);
-  x->stopping = true;
-  pthread_cond_broadcast(&x->posted_changed);
-  pthread_mutex_unlock(&x->mutex);
-  for (int32_t r = 0; r < x->threads_started; r++) {
-    pthread_join(x->threads[r].thread, NULL);
+  __atomic_store_n(&x->stopping, 1, __ATOMIC_RELEASE);
+  if (x->plan != NULL) { /* posted, and never waited for: rank 0 does not come */
+    quire_collective_abort(x->group.collective, 0);
+    quire_futex_declare(-quire_step_group_threads(&x->group));
   }
-  if (x->plan != NULL) {
-    quire_futex_declare(-quire_step_group_threads(&x->group)); /* posted, and never waited for */
+  raise_word(&x->posted);
+  for (int32_t r = 1; r <= x->threads_started; r++) {
+    pthread_join(x->threads[r].thread, NULL);
   }
   for (int32_t r = 0; r < x->group.config.geometry.ranks; r++) {
     if (x->group.ranks[r] != NULL) {
@@ -90,9 +92,6 @@ static void threads_destroy(struct quire_step_executor *executor) {
     }
   }
   quire_step_group_fini(&x->group);
-  pthread_cond_destroy(&x->finished_changed);
-  pthread_cond_destroy(&x->posted_changed);
-  pthread_mutex_destroy(&x->mutex);
   quire_env_free(x->env, x, 1, sizeof *x);
 }
 
@@ -104,9 +103,6 @@ static enum quire_status threads_create(const struct quire_env *env, const struc
   }
   x->front.ops = &quire_step_threads_ops;
   x->env = env;
-  pthread_mutex_init(&x->mutex, NULL);
-  pthread_cond_init(&x->posted_changed, NULL);
-  pthread_cond_init(&x->finished_changed, NULL);
   enum quire_status status = quire_step_group_init(&x->group, env, config, error_out);
   if (status == QUIRE_OK) {
     status = start_threads(x, error_out);
@@ -128,24 +124,23 @@ static enum quire_status threads_post(struct quire_step_executor *executor, cons
   }
   x->plan = plan;
   quire_futex_declare(quire_step_group_threads(&x->group));
-  pthread_mutex_lock(&x->mutex);
-  x->work = plan;
-  x->finished = 0;
-  x->posted++;
-  pthread_cond_broadcast(&x->posted_changed);
-  pthread_mutex_unlock(&x->mutex);
+  raise_word(&x->posted);
   return QUIRE_OK;
 }
 
+/* The first rank's part, then the answers of the others. */
 static struct quire_step_ack *threads_wait(struct quire_step_executor *executor) {
   struct threads_executor *x = (struct threads_executor *)executor;
   QUIRE_ASSERT(x->plan != NULL);
-  pthread_mutex_lock(&x->mutex);
-  while (x->finished < x->group.config.geometry.ranks) {
-    pthread_cond_wait(&x->finished_changed, &x->mutex);
+  int32_t threads = quire_step_group_threads(&x->group);
+  uint32_t control = quire_kernels_enter();
+  quire_rank_step(x->group.ranks[0], x->plan);
+  quire_kernels_leave(control);
+  uint32_t all = __atomic_load_n(&x->posted.word, __ATOMIC_RELAXED) * (uint32_t)x->threads_started;
+  for (uint32_t seen; (seen = __atomic_load_n(&x->finished.word, __ATOMIC_ACQUIRE)) != all;) {
+    quire_futex_wait(&x->finished, seen, threads);
   }
-  pthread_mutex_unlock(&x->mutex);
-  quire_futex_declare(-quire_step_group_threads(&x->group));
+  quire_futex_declare(-threads);
   struct quire_step_ack *ack = quire_step_group_merge(&x->group, x->plan);
   x->failed = ack->status != QUIRE_OK;
   x->plan = NULL;
