@@ -29,7 +29,7 @@ struct served_config {
 struct served {
   struct quire_server_options options;
   struct quire_options *table;
-  int hang, dead; /* atomic: steps do not end; rank 0 has died */
+  int hang, dead; /* atomic: steps from this one on do not end, 0: all do; rank 0 has died */
   struct quire_sim_config sim;
   struct quire_model_config config;
   struct quire_model_weights weights;

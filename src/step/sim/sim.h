@@ -36,7 +36,7 @@ struct quire_sim_config {
   uint64_t fail_epoch;           /* the step in which rank 0 fails; 0: none */
   int32_t command_steps_max;     /* a command is answered up to so many steps late */
   int32_t command_failures_per_million;
-  const int *hang;          /* atomic, the caller's: no step ends while it is not 0; NULL: none hangs */
+  const int *hang;          /* atomic, the caller's: steps from this epoch on do not end; 0 or NULL: all do */
   const int *dead;          /* atomic, the caller's: not 0 once rank 0 has died; NULL: it lives */
   uint64_t step_ns, row_ns; /* what a step and each of its rows take */
   uint64_t *clock_ns;       /* NULL: nobody looks */

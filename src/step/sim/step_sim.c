@@ -390,12 +390,15 @@ static enum quire_status sim_post(struct quire_step_executor *executor, const st
   return QUIRE_OK;
 }
 
-static bool is_set(const int *word) { return word != NULL && __atomic_load_n(word, __ATOMIC_ACQUIRE) != 0; }
+static bool hangs(const struct sim_executor *x) {
+  int from = x->sim.hang != NULL ? __atomic_load_n(x->sim.hang, __ATOMIC_ACQUIRE) : 0;
+  return from > 0 && x->plan->epoch >= (uint64_t)from;
+}
 
 static struct quire_step_ack *sim_wait(struct quire_step_executor *executor) {
   struct sim_executor *x = (struct sim_executor *)executor;
   QUIRE_ASSERT(x->plan != NULL);
-  while (is_set(x->sim.hang)) {
+  while (hangs(x)) {
     nanosleep(&(struct timespec){0, 1000000}, NULL);
   }
   x->failed = x->ack->status != QUIRE_OK;
@@ -405,7 +408,7 @@ static struct quire_step_ack *sim_wait(struct quire_step_executor *executor) {
 
 static bool sim_alive(struct quire_step_executor *executor, struct quire_error *why_out) {
   struct sim_executor *x = (struct sim_executor *)executor;
-  x->failed = x->failed || is_set(x->sim.dead);
+  x->failed = x->failed || (x->sim.dead != NULL && __atomic_load_n(x->sim.dead, __ATOMIC_ACQUIRE) != 0);
   if (x->failed) {
     quire_error_set(why_out, QUIRE_ERR_RANK, "sim", "rank 0 has died, as it was told to");
   }
