@@ -627,7 +627,7 @@ static void check_completions(const char *shell, const char *script) {
   char command[2000], path[400], text[OUTPUT_BYTES];
   snprintf(command, sizeof command, "command -v %s >/dev/null", shell);
   if (system(command) != 0) {
-    print_message("%s is not installed, and is not asked what it would complete\n", shell);
+    print_message("%s is missing, and is not asked what it would complete (tools/setup --ci installs it)\n", shell);
     skip();
   }
   setenv("QUIRE_TEST_PROGRAM", QUIRE_BINARY_DIR "/bin/quire", 1);
