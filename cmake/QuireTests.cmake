@@ -6,7 +6,8 @@
 # tests/server/check_*.py  one test each, of the program
 #
 # A test says what it needs in a comment within its first 40 lines:
-#     // ctest: timeout=300 labels=slow args=--cells,200
+#     // ctest: timeout=300 labels=slow args=--cells,200 sources=src/bench/load_event.c
+# sources: of the program, which are in no library, compiled into the test.
 # Labels: quick (the default: everything without a label of its own), slow, soak (only `make soak`), sanitize (for a run
 # under sanitizers, beside the quick ones), lint, fuzz, cuda (beside another; in folders named cuda by itself).
 set(tests_dir ${CMAKE_SOURCE_DIR}/tests)
@@ -19,7 +20,7 @@ find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 # support: what tests share, compiled once
 file(GLOB QUIRE_SUPPORT_SOURCES CONFIGURE_DEPENDS ${tests_dir}/support/*.c ${tests_dir}/support/cuda/*.c)
 quire_cuda_filter(QUIRE_SUPPORT_SOURCES)
-list(FILTER QUIRE_SUPPORT_SOURCES EXCLUDE REGEX "/fuzz_main\\.c$")
+list(FILTER QUIRE_SUPPORT_SOURCES EXCLUDE REGEX "/support/fuzz_[a-z]*\\.c$")
 add_library(quire_support STATIC ${QUIRE_SUPPORT_SOURCES})
 target_include_directories(quire_support PUBLIC ${tests_dir} ${tests_dir}/support)
 target_compile_definitions(quire_support PUBLIC
@@ -32,11 +33,13 @@ set(QUIRE_TEST_ENVIRONMENT
   "ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1:allocator_may_return_null=1"
   "UBSAN_OPTIONS=print_stacktrace=1")
 
-# quire_test_settings(source): sets test_timeout, test_labels and test_args from the source's "ctest:" comment
+# quire_test_settings(source): sets test_timeout, test_labels, test_args and test_sources from the source's "ctest:"
+# comment
 function(quire_test_settings source)
   set(timeout 60)
   set(labels quick)
   set(args "")
+  set(sources "")
   file(STRINGS ${source} lines LIMIT_COUNT 40 REGEX "ctest:")
   foreach(line IN LISTS lines)
     if(line MATCHES "timeout=([0-9]+)")
@@ -48,6 +51,10 @@ function(quire_test_settings source)
     if(line MATCHES "args=([^ *]+)")
       string(REPLACE "," ";" args ${CMAKE_MATCH_1})
     endif()
+    if(line MATCHES "sources=([^ *]+)")
+      string(REPLACE "," ";" sources ${CMAKE_MATCH_1})
+      list(TRANSFORM sources PREPEND ${CMAKE_SOURCE_DIR}/)
+    endif()
   endforeach()
   # a change of that comment must be noticed without a change of the list of files
   set_property(DIRECTORY ${CMAKE_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
@@ -57,6 +64,7 @@ function(quire_test_settings source)
   set(test_timeout ${timeout} PARENT_SCOPE)
   set(test_labels "${labels}" PARENT_SCOPE)
   set(test_args "${args}" PARENT_SCOPE)
+  set(test_sources "${sources}" PARENT_SCOPE)
 endfunction()
 
 function(quire_test_properties name)
@@ -74,7 +82,7 @@ foreach(source IN LISTS QUIRE_TEST_SOURCES)
   if(source MATCHES "/cuda/")
     list(APPEND test_labels cuda)
   endif()
-  add_executable(${name} ${source})
+  add_executable(${name} ${source} ${test_sources})
   target_link_libraries(${name} PRIVATE quire_support)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${test_args})
@@ -126,11 +134,12 @@ foreach(source IN LISTS QUIRE_FUZZ_SOURCES)
   quire_test_settings(${source})
   set(corpus ${tests_dir}/fuzz/corpus/${short})
   if(QUIRE_FUZZ)
-    add_executable(${name} ${source})
+    add_executable(${name} ${source} ${test_sources} ${tests_dir}/support/fuzz_start.c)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
     add_test(NAME ${name} COMMAND ${name} -runs=0 ${corpus})
   else()
-    add_executable(${name} ${source} ${tests_dir}/support/fuzz_main.c)
+    add_executable(${name} ${source} ${test_sources} ${tests_dir}/support/fuzz_start.c
+                   ${tests_dir}/support/fuzz_main.c)
     add_test(NAME ${name} COMMAND ${name} ${corpus})
   endif()
   target_link_libraries(${name} PRIVATE quire_support)

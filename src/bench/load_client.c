@@ -18,16 +18,13 @@
 #include "base/assert.h"
 #include "bench/bench_harness.h"
 #include "bench/load.h"
-#include "bench/load_event.h"
-#include "net/http_parse.h"
+#include "bench/load_response.h"
 
 #define READ_BYTES 65536
-#define HEAD_BYTES_MAX 65536
-#define LINE_BYTES_MAX (1 << 22)
 #define EVENTS 256
 #define LOOK_NS 100000000u /* how often time-outs are looked for */
 
-enum conn_state { CONN_CONNECTING, CONN_SENDING, CONN_HEAD, CONN_BODY, CONN_IDLE };
+enum conn_state { CONN_CONNECTING, CONN_SENDING, CONN_READING, CONN_IDLE };
 
 struct conn {
   struct conn *next, *previous; /* of the list it is in: busy or idle */
@@ -35,14 +32,10 @@ struct conn {
   int fd;
   enum conn_state state;
   struct load_request *request;
-  bool reused;   /* it has served another request before */
-  bool answered; /* a byte of the answer has come */
-  bool event_stream, chunked, keep, done_seen, failed_event;
-  int64_t left; /* of a body with a length; -1: none is known */
+  bool reused; /* it has served another request before */
   size_t sent;
-  struct quire_strbuf out, head, line;
-  struct quire_http_scan scan;
-  struct quire_http_chunked chunks;
+  struct quire_strbuf out;
+  struct load_response response;
 };
 
 struct client {
@@ -80,8 +73,7 @@ static void conn_close(struct conn *conn) {
   ring_take(conn);
   close(conn->fd); /* which takes it out of the epoll */
   quire_strbuf_fini(&conn->out);
-  quire_strbuf_fini(&conn->head);
-  quire_strbuf_fini(&conn->line);
+  load_response_fini(&conn->response);
   quire_env_free(env, conn, 1, sizeof *conn);
 }
 
@@ -111,8 +103,7 @@ static struct conn *conn_open(struct client *client) {
   conn->client = client;
   conn->fd = fd;
   quire_strbuf_init(&conn->out, env);
-  quire_strbuf_init(&conn->head, env);
-  quire_strbuf_init(&conn->line, env);
+  load_response_init(&conn->response, env);
   ring_add(&client->busy, conn);
   return conn;
 }
@@ -120,20 +111,24 @@ static struct conn *conn_open(struct client *client) {
 /* --- the life of a request --- */
 
 /* The request has come to its end; the connection is closed, or waits for another one. */
-static void finish(struct conn *conn, enum load_outcome outcome, const char *note, size_t note_bytes) {
+static void finish(struct conn *conn, enum load_outcome outcome, const char *note) {
   struct client *client = conn->client;
   struct load_request *request = conn->request;
+  const struct load_response *response = &conn->response;
   char *kept = client->run->notes[outcome];
   request->outcome = outcome;
+  request->status = response->status;
+  request->prompt_tokens = response->prompt_tokens;
+  request->completion_tokens = response->completion_tokens;
+  request->cached_tokens = response->cached_tokens;
   request->done_ns = now_of(client);
-  if (kept[0] == '\0' && note_bytes > 0) {
-    snprintf(kept, LOAD_NOTE_BYTES, "%.*s", (int)(note_bytes < LOAD_NOTE_BYTES ? note_bytes : LOAD_NOTE_BYTES), note);
+  if (kept[0] == '\0') {
+    snprintf(kept, LOAD_NOTE_BYTES, "%s", note);
   }
   client->finished++;
   client->running--;
   conn->request = NULL;
-  const bool whole = outcome == LOAD_OK || (outcome >= LOAD_HTTP_4XX && outcome <= LOAD_STREAM_ERROR);
-  if (!conn->keep || !whole || conn->sent < conn->out.bytes) {
+  if (!response->keep || conn->sent < conn->out.bytes) {
     conn_close(conn);
     return;
   }
@@ -143,8 +138,10 @@ static void finish(struct conn *conn, enum load_outcome outcome, const char *not
   ring_add(&client->idle, conn);
 }
 
+/* The same without an answer that has come to its end. */
 static void fail(struct conn *conn, enum load_outcome outcome, const char *note) {
-  finish(conn, outcome, note, strlen(note));
+  conn->response.keep = false;
+  finish(conn, outcome, note);
 }
 
 static void write_head(struct conn *conn) {
@@ -167,16 +164,29 @@ static void write_head(struct conn *conn) {
   quire_strbuf_fini(&body);
 }
 
+/* An event with text. False: the answer is cut here. */
+static bool on_token(void *context) {
+  struct conn *conn = context;
+  struct client *client = conn->client;
+  struct load_run *run = client->run;
+  struct load_request *request = conn->request;
+  const uint64_t now = now_of(client), slice = now / LOAD_SLICE_NS;
+  if (request->events == 0) {
+    request->first_ns = now;
+  } else if (run->itl_count < run->itl_max) {
+    run->itl_ms[run->itl_count++] = (float)((double)(now - request->last_ns) * 1e-6);
+  }
+  request->last_ns = now;
+  request->events++;
+  run->slices[slice < LOAD_SLICES_MAX ? slice : LOAD_SLICES_MAX - 1]++;
+  return request->cut <= 0 || request->events < request->cut;
+}
+
 /* Gives a connection a request to send. */
 static void begin(struct conn *conn, struct load_request *request) {
   conn->request = request;
-  conn->answered = conn->event_stream = conn->chunked = conn->keep = conn->done_seen = conn->failed_event = false;
-  conn->left = -1;
   conn->sent = 0;
-  conn->scan = (struct quire_http_scan){0};
-  conn->chunks = (struct quire_http_chunked){0};
-  quire_strbuf_clear(&conn->head);
-  quire_strbuf_clear(&conn->line);
+  load_response_begin(&conn->response, on_token, conn);
   write_head(conn);
 }
 
@@ -210,7 +220,7 @@ static void start_next(struct client *client) {
 /* The connection is gone. A reused one may have been closed by its server before it saw the request. */
 static void lost(struct conn *conn, const char *note) {
   struct client *client = conn->client;
-  if (conn->reused && !conn->answered) {
+  if (conn->reused && !conn->response.begun) {
     struct conn *again = conn_open(client);
     if (again != NULL) {
       begin(again, conn->request);
@@ -218,221 +228,19 @@ static void lost(struct conn *conn, const char *note) {
       return;
     }
   }
-  if (conn->state == CONN_BODY && conn->left < 0 && !conn->chunked) { /* a body that ends with its connection */
-    conn->keep = false;
-    finish(conn, conn->done_seen ? LOAD_OK : LOAD_TRUNCATED, note, conn->done_seen ? 0 : strlen(note));
+  if (conn->state == CONN_CONNECTING) {
+    fail(conn, LOAD_CONNECT, note);
     return;
   }
-  fail(conn, conn->state == CONN_CONNECTING ? LOAD_CONNECT : LOAD_RESET, note);
-}
-
-/* --- what comes back --- */
-
-static void on_token(struct conn *conn) {
-  struct client *client = conn->client;
-  struct load_run *run = client->run;
-  struct load_request *request = conn->request;
-  const uint64_t now = now_of(client), slice = now / LOAD_SLICE_NS;
-  if (request->events == 0) {
-    request->first_ns = now;
-  } else if (run->itl_count < run->itl_max) {
-    run->itl_ms[run->itl_count++] = (float)((double)(now - request->last_ns) * 1e-6);
-  }
-  request->last_ns = now;
-  request->events++;
-  run->slices[slice < LOAD_SLICES_MAX ? slice : LOAD_SLICES_MAX - 1]++;
-}
-
-/* One line without its end. False: the request is over. */
-static bool on_line(struct conn *conn, const char *line, size_t bytes) {
-  struct load_request *request = conn->request;
-  bytes -= bytes > 0 && line[bytes - 1] == '\r';
-  if (bytes < 5 || memcmp(line, "data:", 5) != 0) { /* blank, a comment, or another field */
-    return true;
-  }
-  line += 5;
-  bytes -= 5;
-  for (; bytes > 0 && *line == ' '; bytes--) {
-    line++;
-  }
-  if (bytes == 6 && memcmp(line, "[DONE]", 6) == 0) {
-    conn->done_seen = true;
-    return true;
-  }
-  const struct load_event event = load_event_read(line, bytes);
-  if (!event.object) {
-    finish(conn, LOAD_PROTOCOL, line, bytes);
-    return false;
-  }
-  if (event.error) {
-    conn->failed_event = true;
-    char *kept = conn->client->run->notes[LOAD_STREAM_ERROR];
-    snprintf(kept, LOAD_NOTE_BYTES, "%.*s", (int)(bytes < LOAD_NOTE_BYTES ? bytes : LOAD_NOTE_BYTES), line);
-  }
-  if (event.text) {
-    on_token(conn);
-  }
-  if (event.usage) {
-    request->prompt_tokens = event.prompt_tokens;
-    request->completion_tokens = event.completion_tokens;
-    request->cached_tokens = event.cached_tokens;
-  }
-  if (request->cut > 0 && request->events >= request->cut) {
-    conn->keep = false;
-    fail(conn, LOAD_CUT, "");
-    return false;
-  }
-  return true;
-}
-
-/* Bytes of a body. False: the request is over. */
-static bool on_body(struct conn *conn, const char *bytes, size_t count) {
-  if (!conn->event_stream) { /* an error's text, of which the beginning is kept */
-    if (conn->line.bytes < LOAD_NOTE_BYTES) {
-      quire_strbuf_add(&conn->line, bytes, count < LOAD_NOTE_BYTES ? count : LOAD_NOTE_BYTES);
-    }
-    return true;
-  }
-  while (count > 0) {
-    const char *newline = memchr(bytes, '\n', count);
-    const size_t length = newline ? (size_t)(newline - bytes) : count;
-    if (!newline || conn->line.bytes > 0) {
-      quire_strbuf_add(&conn->line, bytes, length);
-    }
-    if (!newline) {
-      conn->client->no_memory = conn->client->no_memory || quire_strbuf_failed(&conn->line);
-      if (conn->line.bytes > LINE_BYTES_MAX) {
-        fail(conn, LOAD_PROTOCOL, "a line of an event stream is longer than 4 MB");
-        return false;
-      }
-      return true;
-    }
-    const bool joined = conn->line.bytes > 0;
-    if (!on_line(conn, joined ? quire_strbuf_text(&conn->line) : bytes, joined ? conn->line.bytes : length)) {
-      return false;
-    }
-    quire_strbuf_clear(&conn->line);
-    bytes += length + 1;
-    count -= length + 1;
-  }
-  return true;
-}
-
-static void on_end(struct conn *conn) {
-  const int status = conn->request->status;
-  if (status >= 400) {
-    finish(conn,
-           status == 429  ? LOAD_HTTP_429
-           : status < 500 ? LOAD_HTTP_4XX
-                          : LOAD_HTTP_5XX,
-           quire_strbuf_text(&conn->line), conn->line.bytes);
-  } else if (conn->failed_event) {
-    finish(conn, LOAD_STREAM_ERROR, "", 0);
-  } else if (status != 200 || !conn->event_stream) {
-    fail(conn, LOAD_PROTOCOL, "the answer is no event stream");
-  } else {
-    finish(conn, conn->done_seen ? LOAD_OK : LOAD_TRUNCATED, "", 0);
-  }
-}
-
-static bool has(struct quire_http_slice value, const char *text) {
-  return memmem(value.data, value.bytes, text, strlen(text)) != NULL;
-}
-
-static void on_field(struct conn *conn, struct quire_http_slice name, struct quire_http_slice value) {
-  if (quire_http_is(name, "content-length")) {
-    conn->left = 0;
-    for (size_t i = 0; i < value.bytes && value.data[i] >= '0' && value.data[i] <= '9' && conn->left < INT32_MAX; i++) {
-      conn->left = 10 * conn->left + (value.data[i] - '0');
-    }
-  } else if (quire_http_is(name, "transfer-encoding")) {
-    conn->chunked = quire_http_lists(value, "chunked");
-  } else if (quire_http_is(name, "content-type")) {
-    conn->event_stream = has(value, "text/event-stream");
-  } else if (quire_http_is(name, "connection") && quire_http_lists(value, "close")) {
-    conn->keep = false;
-  }
-}
-
-/* "HTTP/1.1 200 OK" and its fields. False: it is none. */
-static bool read_head(struct conn *conn, const char *head, size_t bytes) {
-  if (bytes < 13 || memcmp(head, "HTTP/1.", 7) != 0 || head[8] != ' ') {
-    return false;
-  }
-  conn->request->status = (int)strtol(head + 9, NULL, 10); /* the head ends with CRLF, so it ends there at the latest */
-  conn->keep = head[7] == '1';
-  const char *end = head + bytes;
-  for (const char *line = memchr(head, '\n', bytes); line != NULL && ++line < end;) {
-    const char *newline = memchr(line, '\n', (size_t)(end - line));
-    const char *colon = memchr(line, ':', (size_t)((newline ? newline : end) - line));
-    if (newline != NULL && colon != NULL) {
-      const char *value = colon + 1;
-      const char *stop = newline > value && newline[-1] == '\r' ? newline - 1 : newline;
-      for (; value < stop && *value == ' '; value++) {
-      }
-      on_field(conn, (struct quire_http_slice){line, (size_t)(colon - line)},
-               (struct quire_http_slice){value, (size_t)(stop - value)});
-    }
-    line = newline;
-  }
-  conn->left = conn->chunked ? -1 : conn->left;
-  conn->keep = conn->keep && (conn->chunked || conn->left >= 0);
-  return conn->request->status >= 100;
-}
-
-/* Bytes after the head. */
-static void read_body(struct conn *conn, const char *bytes, size_t count) {
-  while (conn->chunked && count > 0) {
-    struct quire_http_piece piece = {0};
-    const enum quire_http_more more = quire_http_chunked_feed(&conn->chunks, bytes, count, &piece);
-    if (more == QUIRE_HTTP_BAD) {
-      fail(conn, LOAD_PROTOCOL, piece.why);
-      return;
-    }
-    if (piece.body.bytes > 0 && !on_body(conn, piece.body.data, piece.body.bytes)) {
-      return;
-    }
-    if (more == QUIRE_HTTP_DONE) {
-      on_end(conn);
-      return;
-    }
-    bytes += piece.used;
-    count -= piece.used;
-  }
-  if (conn->chunked) {
-    return;
-  }
-  const size_t taken = conn->left >= 0 && (int64_t)count > conn->left ? (size_t)conn->left : count;
-  conn->left -= conn->left >= 0 ? (int64_t)taken : 0;
-  if (on_body(conn, bytes, taken) && conn->left == 0) {
-    on_end(conn);
-  }
+  const enum load_outcome outcome = load_response_lost(&conn->response, note);
+  finish(conn, outcome, conn->response.note);
 }
 
 static void on_bytes(struct conn *conn, const char *bytes, size_t count) {
-  const char *why = NULL;
-  conn->answered = true;
-  if (conn->state == CONN_BODY) {
-    read_body(conn, bytes, count);
-    return;
-  }
-  const size_t before = conn->head.bytes;
-  quire_strbuf_add(&conn->head, bytes, count);
-  const enum quire_http_more more =
-      quire_http_head_scan(&conn->scan, quire_strbuf_text(&conn->head), conn->head.bytes, &why);
-  if (more == QUIRE_HTTP_MORE && conn->head.bytes < HEAD_BYTES_MAX) {
-    return;
-  }
-  if (more != QUIRE_HTTP_DONE || !read_head(conn, quire_strbuf_text(&conn->head), conn->scan.seen)) {
-    fail(conn, LOAD_PROTOCOL, why ? why : "the answer is no HTTP");
-    return;
-  }
-  conn->state = CONN_BODY;
-  const size_t rest = conn->scan.seen - before; /* of this read, what belongs to the head */
-  if (conn->left == 0) {
-    on_end(conn);
-  } else {
-    read_body(conn, bytes + rest, count - rest);
+  const enum load_outcome outcome = load_response_feed(&conn->response, bytes, count);
+  conn->client->no_memory = conn->client->no_memory || conn->response.no_memory;
+  if (outcome != LOAD_WAITING) {
+    finish(conn, outcome, conn->response.note);
   }
 }
 
@@ -478,7 +286,7 @@ static void on_writable(struct conn *conn) {
     fail(conn, LOAD_CUT, "");
     return;
   }
-  conn->state = CONN_HEAD;
+  conn->state = CONN_READING;
   watch(conn, EPOLLIN);
 }
 
@@ -488,7 +296,6 @@ static void look_for_timeouts(struct client *client, uint64_t now) {
   for (struct conn *conn = client->busy.next, *next; conn != &client->busy; conn = next) {
     next = conn->next;
     if (now - conn->request->sent_ns > limit) {
-      conn->keep = false;
       fail(conn, LOAD_TIMEOUT, "no end within --timeout-s");
     }
   }
@@ -629,7 +436,7 @@ enum quire_status load_get(const struct load_run *run, const char *path, struct 
       connect(fd, (const struct sockaddr *)&client.address, client.address_bytes) == 0 &&
       send(fd, text.data, text.bytes, MSG_NOSIGNAL) == (ssize_t)text.bytes) {
     quire_strbuf_clear(&text);
-    while ((got = recv(fd, buffer, sizeof buffer, 0)) > 0 && text.bytes < LINE_BYTES_MAX) {
+    while ((got = recv(fd, buffer, sizeof buffer, 0)) > 0 && text.bytes < LOAD_LINE_BYTES_MAX) {
       quire_strbuf_add(&text, buffer, (size_t)got);
     }
   }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static int run_file(const char *path) {
@@ -53,6 +54,7 @@ static int run_folder(const char *path) {
 
 int main(int argc, char **argv) {
   uint8_t nothing = 0;
+  (void)LLVMFuzzerInitialize(&argc, &argv);
   LLVMFuzzerTestOneInput(&nothing, 0);
   int total = 1;
   for (int i = 1; i < argc; i++) {
