@@ -23,10 +23,14 @@ static bool fail(struct scanner *s, const char *fault) {
   return false;
 }
 
-static bool is(struct scanner *s, char c) {
+static void skip_blanks(struct scanner *s) {
   while (s->at < s->end && (*s->at == ' ' || *s->at == '\t' || *s->at == '\r')) {
     s->at++;
   }
+}
+
+static bool is(struct scanner *s, char c) {
+  skip_blanks(s);
   if (s->at < s->end && *s->at == c) {
     s->at++;
     return true;
@@ -38,12 +42,13 @@ static bool need(struct scanner *s, char c, const char *fault) { return is(s, c)
 
 static int64_t number(struct scanner *s, int64_t max) {
   int64_t value = 0;
-  is(s, '\0'); /* over white space */
+  skip_blanks(s);
   const char *begin = s->at;
   for (; s->at < s->end && *s->at >= '0' && *s->at <= '9' && value <= max; s->at++) {
     value = 10 * value + (*s->at - '0');
   }
-  if (s->at == begin || value > max) {
+  const bool zeros = s->at > begin + 1 && *begin == '0';
+  if (s->at == begin || zeros || value > max) {
     fail(s, "a number is missing or out of bounds");
     return 0;
   }
@@ -144,7 +149,7 @@ static bool read_line(struct trace_file *trace, struct scanner *s) {
   if (!need(s, '}', "a line does not end") || seen != (TIMESTAMP | INPUT | OUTPUT | IDS)) {
     return fail(s, "a line lacks one of timestamp, input_length, output_length, hash_ids");
   }
-  is(s, '\0');
+  skip_blanks(s);
   const int64_t blocks = ((int64_t)request.input + TRACE_BLOCK_TOKENS - 1) / TRACE_BLOCK_TOKENS;
   if (s->at < s->end || request.input < 1 || trace->id_count - request.first != blocks) {
     return fail(s, "hash_ids does not have one id for each 512 tokens of input_length");
@@ -175,19 +180,14 @@ static bool count_distinct(struct trace_file *trace) {
   return true;
 }
 
-enum quire_status trace_file_open(const struct quire_env *env, const char *path, struct trace_file *trace_out,
-                                  struct quire_error *error_out) {
-  struct quire_file_text text;
+enum quire_status trace_file_parse(const struct quire_env *env, const char *name, const char *text, size_t bytes,
+                                   struct trace_file *trace_out, struct quire_error *error_out) {
   struct trace_file trace = {.env = env};
-  QUIRE_ASSERT(env && path && trace_out);
-  enum quire_status status = quire_file_read(env, path, FILE_BYTES_MAX, &text, error_out);
-  if (status) {
-    return status;
-  }
-  const char *end = text.data + text.bytes;
+  QUIRE_ASSERT(env && name && (text || bytes == 0) && trace_out);
+  const char *end = text + bytes;
   int64_t line = 0;
   struct scanner s = {0};
-  for (const char *at = text.data; at < end && !s.fault; line++) {
+  for (const char *at = text; at < end && !s.fault; line++) {
     const char *newline = memchr(at, '\n', (size_t)(end - at));
     s = (struct scanner){.at = at, .end = newline ? newline : end};
     at = newline ? newline + 1 : end;
@@ -195,7 +195,6 @@ enum quire_status trace_file_open(const struct quire_env *env, const char *path,
       read_line(&trace, &s);
     }
   }
-  quire_file_text_free(env, &text);
   if (!s.fault && trace.count == 0) {
     s.fault = "it holds no request";
   } else if (!s.fault && !count_distinct(&trace)) {
@@ -205,10 +204,22 @@ enum quire_status trace_file_open(const struct quire_env *env, const char *path,
     trace_file_close(&trace);
     const bool memory = strcmp(s.fault, "no memory") == 0;
     return quire_error_set(error_out, memory ? QUIRE_ERR_MEMORY : QUIRE_ERR_CORRUPT, "trace", "%.256s, line %lld: %s",
-                           path, (long long)line, s.fault);
+                           name, (long long)line, s.fault);
   }
   *trace_out = trace;
   return QUIRE_OK;
+}
+
+enum quire_status trace_file_open(const struct quire_env *env, const char *path, struct trace_file *trace_out,
+                                  struct quire_error *error_out) {
+  struct quire_file_text text;
+  QUIRE_ASSERT(env && path && trace_out);
+  enum quire_status status = quire_file_read(env, path, FILE_BYTES_MAX, &text, error_out);
+  if (status == QUIRE_OK) {
+    status = trace_file_parse(env, path, text.data, text.bytes, trace_out, error_out);
+    quire_file_text_free(env, &text);
+  }
+  return status;
 }
 
 void trace_file_close(struct trace_file *trace) {

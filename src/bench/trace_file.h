@@ -10,6 +10,7 @@
 #ifndef QUIRE_BENCH_TRACE_FILE_H
 #define QUIRE_BENCH_TRACE_FILE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/env.h"
@@ -41,6 +42,9 @@ struct trace_file {
 /* QUIRE_ERR_NOT_FOUND, _IO: the file; QUIRE_ERR_CORRUPT: a line that is none of the format, named; QUIRE_ERR_MEMORY. */
 enum quire_status trace_file_open(const struct quire_env *env, const char *path, struct trace_file *trace_out,
                                   struct quire_error *error_out);
+/* The same of a text in memory, which is not kept; name stands for the path in messages. */
+enum quire_status trace_file_parse(const struct quire_env *env, const char *name, const char *text, size_t bytes,
+                                   struct trace_file *trace_out, struct quire_error *error_out);
 void trace_file_close(struct trace_file *trace);
 
 /* Writes the request's input tokens to tokens_out[input]; all are at least 0. */

@@ -274,6 +274,7 @@ static void test_bad_traces(void **state) {
        "bounds"},
       {"{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [-1]}\n", "bounds"},
       {"{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [1}\n", "end"},
+      {"{\"timestamp\": 0, \"input_length\": 05, \"output_length\": 1, \"hash_ids\": [1]}\n", "bounds"},
       {"{\"timestamp\": 0, \"user\": 5}\n", "none of"},
   };
   static char output[1 << 16];
