@@ -15,7 +15,7 @@
 #include "cli/cli.h"
 #include "engine/worker.h"
 #include "quire/quire.h"
-#include "server/json_write.h"
+#include "server/log_write.h"
 #include "server/server.h"
 #include "text/chat.h"
 
@@ -102,59 +102,6 @@ struct serving {
 
 /* --- log --- */
 
-/* "key=value" of a line as a JSON member; the value may be quoted, and is a number where it reads as one. */
-static void add_field(struct quire_strbuf *out, const char *word, size_t bytes) {
-  const char *equals = memchr(word, '=', bytes);
-  size_t key = (size_t)(equals - word);
-  const char *value = equals + 1;
-  size_t left = bytes - key - 1;
-  char *end = NULL, digits[64];
-  snprintf(digits, sizeof digits, "%.*s", (int)(left < sizeof digits ? left : 0), value);
-  strtod(digits, &end);
-  bool number = left > 0 && strspn(digits, "-0123456789.") == left && *end == '\0' && digits[0] != '.';
-  quire_strbuf_add_char(out, ',');
-  quire_json_write_bytes(out, word, key);
-  quire_strbuf_add_char(out, ':');
-  if (number) {
-    quire_strbuf_add_text(out, digits);
-  } else {
-    bool quoted = left >= 2 && value[0] == '"' && value[left - 1] == '"';
-    quire_json_write_bytes(out, quoted ? value + 1 : value, quoted ? left - 2 : left);
-  }
-}
-
-/* Bytes of the next word; blanks between quotes belong to it. */
-static size_t word_bytes(const char *text) {
-  size_t bytes = 0;
-  bool quoted = false;
-  for (; text[bytes] != '\0' && (quoted || text[bytes] != ' '); bytes++) {
-    quoted = text[bytes] == '"' ? !quoted : quoted;
-  }
-  return bytes;
-}
-
-static void log_json(struct quire_strbuf *out, const char *time, const char *level, const char *line) {
-  size_t message = 0;
-  quire_strbuf_addf(out, "{\"ts\":\"%s\",\"level\":\"%s\",\"msg\":", time, level);
-  for (const char *at = line; *at != '\0'; at += strspn(at, " ")) {
-    size_t bytes = word_bytes(at);
-    if (memchr(at, '=', bytes) != NULL) {
-      break;
-    }
-    at += bytes;
-    message = (size_t)(at - line);
-  }
-  quire_json_write_bytes(out, line, message);
-  for (const char *at = line + message + strspn(line + message, " "); *at != '\0'; at += strspn(at, " ")) {
-    size_t bytes = word_bytes(at);
-    if (memchr(at, '=', bytes) != NULL) {
-      add_field(out, at, bytes);
-    }
-    at += bytes;
-  }
-  quire_strbuf_add_text(out, "}\n");
-}
-
 static void on_log(void *context, enum quire_log_level level, const char *line) {
   const struct serving *serving = context;
   if ((int)level > serving->serve.log_level) {
@@ -165,7 +112,7 @@ static void on_log(void *context, enum quire_log_level level, const char *line) 
   quire_strbuf_init(&out, quire_env_default());
   quire_wall_iso(quire_wall_ms(), time);
   if (serving->serve.log_format == 1) {
-    log_json(&out, time, log_levels[level], line);
+    quire_log_write_json(&out, time, log_levels[level], line);
   } else {
     quire_strbuf_addf(&out, "%s %-5s %s\n", time, log_levels[level], line);
   }

@@ -1,5 +1,6 @@
 #include "server/json_write.h"
 
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -58,7 +59,7 @@ void quire_json_write_string(struct quire_strbuf *out, const char *text) {
 }
 
 void quire_json_write_number(struct quire_strbuf *out, double value) {
-  double bounded = value != value ? -9999.0 : value > 9999e300 ? 9999.0 : value < -9999e300 ? -9999.0 : value;
+  double bounded = value != value ? -9999.0 : value > DBL_MAX ? 9999.0 : value < -DBL_MAX ? -9999.0 : value;
   quire_strbuf_addf(out, "%.9g", bounded);
 }
 
