@@ -89,6 +89,23 @@ void quire_json_fail(struct quire_json_reader *reader, enum quire_status status,
   reader->status = quire_error_set(reader->error, status, where, "%s", text);
 }
 
+/* The beginning of a text, as far as there is room. */
+struct beginning {
+  char *out;
+  size_t room, bytes; /* of out; of the whole text so far */
+};
+
+/* json_dumpb would leave out a piece that does not fit, and with it most of a long string. */
+static int keep_beginning(const char *piece, size_t bytes, void *context) {
+  struct beginning *b = context;
+  const size_t left = b->bytes < b->room ? b->room - b->bytes : 0, kept = bytes < left ? bytes : left;
+  if (kept > 0) {
+    memcpy(b->out + b->bytes, piece, kept);
+  }
+  b->bytes += bytes;
+  return 0;
+}
+
 const char *quire_json_show(const json_t *value, char *out, size_t size) {
   QUIRE_ASSERT(out && size > 8);
   if (!value) {
@@ -100,12 +117,16 @@ const char *quire_json_show(const json_t *value, char *out, size_t size) {
     return out;
   }
   /* ASCII, so that a cut never splits a character */
-  size_t bytes = json_dumpb(value, out, size - 1, JSON_ENCODE_ANY | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
-  if (bytes > size - 1) {
-    bytes = size - 1;
+  struct beginning b = {.out = out, .room = size - 1};
+  if (json_dump_callback(value, keep_beginning, &b, JSON_ENCODE_ANY | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9))) {
+    snprintf(out, size, "something"); /* no memory, or nested too deeply */
+    return out;
+  }
+  if (b.bytes > b.room) {
+    b.bytes = b.room;
     memcpy(out + size - 4, "...", 3);
   }
-  out[bytes] = '\0';
+  out[b.bytes] = '\0';
   return out;
 }
 
