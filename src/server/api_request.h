@@ -108,7 +108,7 @@ struct quire_api_body {
 };
 
 /* Bytes a body and its parsed tree take in memory at most, at a glance: every value follows a comma, a bracket or a
- * brace. Text that holds such counts for more than it is. */
+ * brace. Text that holds such counts for more than it is. What the parser needs for a moment is not in it. */
 size_t quire_api_body_cost(const char *data, size_t bytes);
 
 /* The object that a body is, the caller's to json_decref; NULL with *fault_out. */

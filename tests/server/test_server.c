@@ -868,7 +868,7 @@ static void queue_full_and_disconnect(void **state) {
   served_close(&other);
 }
 
-static void small_bodies(struct quire_server_options *options) { options->bodies_bytes = 8 << 20; }
+static void small_bodies(struct quire_server_options *options) { options->bodies_bytes = 16 << 20; }
 
 /* What waits for a text thread is held in memory, too. */
 static void many_bodies(void **state) {
