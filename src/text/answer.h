@@ -3,7 +3,7 @@
  *   token -> bytes -> whole characters -> stop strings -> reasoning | content
  *
  * The joined deltas are the same however the text fell into tokens. A stop string counts wherever it appears, in
- * reasoning too. Invalid UTF-8 becomes U+FFFD, so every delta is valid UTF-8.
+ * reasoning too. Invalid UTF-8 becomes U+FFFD, so every delta is valid UTF-8 (if the stop strings are).
  *
  * Memory: create reserves all, from env; push and end allocate nothing. Keeps pointers to env and the tokenizer.
  * Threads: one owner. */

@@ -16,6 +16,7 @@
 #include "base/env.h"
 #include "base/rng.h"
 #include "support/fail_env.h"
+#include "support/known_tokenizer.h"
 #include "support/seed.h"
 #include "text/chat.h"
 
@@ -25,34 +26,13 @@
 #define USER "<｜User｜>"
 #define ASSISTANT "<｜Assistant｜>"
 
-static const char *const GLM_MARKS[] = {"[gMASK]",       "<sop>",           "<|endoftext|>", "<|system|>",  "<|user|>",
-                                        "<|assistant|>", "<|observation|>", "<tool_call>",   "</tool_call>"};
-
-/* quire-mini's tokenizer for DeepSeek's format; for GLM's the tokenizer of the vectors with GLM's marks added. */
-static struct quire_tokenizer *open_tokenizer(bool glm) {
+/* quire-mini's tokenizer for DeepSeek's format. */
+static struct quire_tokenizer *open_mini(void) {
   struct quire_tokenizer *tokenizer = NULL;
   struct quire_error error = {0};
-  if (!glm) {
-    if (quire_tokenizer_open(quire_env_default(), QUIRE_SOURCE_DIR "/models/quire-mini", &tokenizer, &error)) {
-      fail_msg("%s: %s", error.where, error.text);
-    }
-    return tokenizer;
-  }
-  json_t *root = json_load_file(QUIRE_SOURCE_DIR "/tests/text/data/glm.tokenizer.json", JSON_ALLOW_NUL, NULL);
-  assert_non_null(root);
-  json_t *added = json_object_get(root, "added_tokens");
-  for (size_t i = 0; i < sizeof GLM_MARKS / sizeof *GLM_MARKS; i++) {
-    json_array_append_new(added,
-                          json_pack("{s:i,s:s,s:b,s:b,s:b,s:b,s:b}", "id", (int)(500 + i), "content", GLM_MARKS[i],
-                                    "special", i < 7, "lstrip", 0, "rstrip", 0, "single_word", 0, "normalized", 0));
-  }
-  char *text = json_dumps(root, JSON_COMPACT);
-  struct quire_tokenizer_files files = {text, strlen(text), NULL, 0};
-  if (quire_tokenizer_parse(quire_env_default(), files, &tokenizer, &error)) {
+  if (quire_tokenizer_open(quire_env_default(), QUIRE_SOURCE_DIR "/models/quire-mini", &tokenizer, &error)) {
     fail_msg("%s: %s", error.where, error.text);
   }
-  free(text);
-  json_decref(root);
   return tokenizer;
 }
 
@@ -62,7 +42,7 @@ struct fixture {
 };
 
 static struct fixture open_all(void) {
-  struct fixture f = {.tokenizers = {open_tokenizer(false), open_tokenizer(true)}};
+  struct fixture f = {.tokenizers = {open_mini(), marked_tokenizer()}};
   struct quire_error error = {0};
   for (int i = 0; i < QUIRE_CHAT_FORMATS; i++) {
     const struct quire_tokenizer *tokenizer = f.tokenizers[i != QUIRE_CHAT_DEEPSEEK_V32];
@@ -446,7 +426,7 @@ static void test_detect(void **state) {
   }
   write_file(dir, "config.json", NULL);
   assert_int_equal(rmdir(dir), 0);
-  struct quire_tokenizer *tokenizer = open_tokenizer(false);
+  struct quire_tokenizer *tokenizer = open_mini();
   struct quire_chat *chat = NULL;
   assert_int_equal(quire_chat_open(quire_env_default(), QUIRE_SOURCE_DIR "/models/quire-mini", tokenizer, &chat, NULL),
                    QUIRE_OK);
@@ -510,7 +490,7 @@ static enum quire_status life(void *tokenizer, const struct quire_env *env) {
 
 static void test_no_memory(void **state) {
   (void)state;
-  struct quire_tokenizer *tokenizer = open_tokenizer(false);
+  struct quire_tokenizer *tokenizer = open_mini();
   assert_true(fail_env_sweep(life, tokenizer) >= 3);
   quire_tokenizer_close(tokenizer);
 }
