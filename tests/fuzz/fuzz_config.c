@@ -1,8 +1,12 @@
-/* config.json and generation_config.json from anywhere: what is accepted keeps the promises the forward pass builds on.
- */
+// fuzz: runs=200000
+/* config.json and generation_config.json from anywhere: what is accepted keeps the promises the forward pass builds on,
+ * and is the same with its keys in another order and its numbers written another way. */
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include <jansson.h>
 
 #include "base/assert.h"
 #include "base/env.h"
@@ -37,22 +41,49 @@ static void check_config(const struct quire_model_config *c) {
   check_eos(c->eos, c->eos_count, c->vocab);
 }
 
+static void check_generation(const struct quire_generation_config *g, int32_t vocab) {
+  QUIRE_ASSERT(g->temperature >= 0 && g->top_p > 0 && g->top_p <= 1 && g->top_k >= 0 && g->min_p >= 0 &&
+               g->min_p <= 1 && g->repetition_penalty > 0);
+  check_eos(g->eos, g->eos_count, vocab);
+}
+
+static char *rewrite(const uint8_t *data, size_t size) {
+  json_t *root = json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES, NULL);
+  QUIRE_ASSERT(root);
+  char *text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS | JSON_ENSURE_ASCII);
+  QUIRE_ASSERT(text);
+  json_decref(root);
+  return text;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct quire_env env = *quire_env_default();
-  struct quire_model_config config = {.vocab = 1000};
-  struct quire_generation_config generation;
+  struct quire_model_config config, again;
+  struct quire_generation_config generation, generation_again;
   struct quire_error error = {0};
+  memset(&config, 0, sizeof config); /* padding too: what is read twice is compared as bytes */
+  memset(&again, 0, sizeof again);
+  memset(&generation, 0, sizeof generation);
+  memset(&generation_again, 0, sizeof generation_again);
+  config.vocab = 1000;
   env.log = ignore_log;
   if (quire_model_config_parse((const char *)data, size, &config, &error) == QUIRE_OK) {
+    char *text = rewrite(data, size);
     check_config(&config);
+    QUIRE_ASSERT(quire_model_config_parse(text, strlen(text), &again, NULL) == QUIRE_OK);
+    QUIRE_ASSERT(memcmp(&config, &again, sizeof config) == 0);
+    free(text);
   } else {
     QUIRE_ASSERT(error.status && error.text[0] && !strchr(error.text, '\n') && config.vocab == 1000);
   }
   if (quire_generation_config_parse(&env, (const char *)data, size, &config, &generation, &error) == QUIRE_OK) {
-    QUIRE_ASSERT(generation.temperature >= 0 && generation.top_p > 0 && generation.top_p <= 1 &&
-                 generation.top_k >= 0 && generation.min_p >= 0 && generation.min_p <= 1 &&
-                 generation.repetition_penalty > 0);
-    check_eos(generation.eos, generation.eos_count, config.vocab);
+    char *text = rewrite(data, size);
+    check_generation(&generation, config.vocab);
+    QUIRE_ASSERT(quire_generation_config_parse(&env, text, strlen(text), &config, &generation_again, NULL) == QUIRE_OK);
+    QUIRE_ASSERT(memcmp(&generation, &generation_again, sizeof generation) == 0);
+    free(text);
+  } else {
+    QUIRE_ASSERT(error.status && error.text[0]);
   }
   return 0;
 }

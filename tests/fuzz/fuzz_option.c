@@ -1,10 +1,12 @@
-/* The option table's YAML, environment and command line: any bytes, no fault, and what was accepted is within bounds.
- * The first byte chooses the source. */
+// fuzz: runs=70000
+/* The option table's YAML, environment and command line: any bytes are refused in one line or accepted, what was
+ * accepted is within bounds, and the dump of it sets the same. The first byte chooses the source. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/option.h"
 #include "base/utf8.h"
 
@@ -66,11 +68,9 @@ static int split(char *text, const char **pieces) {
 }
 
 static void check(const struct config *config) {
-  bool sane = config->number >= -5 && config->number <= 100 && config->bytes >= 0 && config->real >= -1 &&
-              config->real <= 1 && config->choice >= 0 && config->choice < 3;
-  if (!sane) {
-    abort();
-  }
+  QUIRE_ASSERT(config->number >= -5 && config->number <= 100 && config->bytes >= 0 && config->real >= -1 &&
+               config->real <= 1 && config->choice >= 0 && config->choice < 3);
+  QUIRE_ASSERT(!config->text || strlen(config->text) < QUIRE_OPTION_VALUE_BYTES_MAX);
 }
 
 static bool is_utf8(const char *text) {
@@ -82,26 +82,35 @@ static bool is_utf8(const char *text) {
 }
 
 /* What the dump says sets the same values again, but for text that YAML cannot hold. */
-static void round_trip(const struct quire_env *env, struct quire_options *options) {
+static void round_trip(const struct quire_env *env, struct quire_options *options, const struct config *before) {
   struct config config;
   struct quire_option_group group = {"Fuzz", rows, (int)(sizeof rows / sizeof *rows), &config};
   struct quire_options *again = NULL;
   struct quire_strbuf dump;
   quire_strbuf_init(&dump, env);
   quire_options_write_dump(options, &dump);
-  if (quire_options_create(env, &group, 1, &again, NULL) == QUIRE_OK) {
-    if (quire_options_read_yaml(again, "dump", quire_strbuf_text(&dump), dump.bytes, NULL) != QUIRE_OK) {
-      abort();
-    }
-    for (int i = 0; i < quire_options_count(options); i++) {
-      const char *a = quire_options_at(options, i).value, *b = quire_options_at(again, i).value;
-      if (a && is_utf8(a) ? !b || strcmp(a, b) != 0 : b != NULL) {
-        abort();
-      }
-    }
-    quire_options_destroy(again);
+  QUIRE_ASSERT(is_utf8(quire_strbuf_text(&dump)) && strlen(quire_strbuf_text(&dump)) == dump.bytes);
+  QUIRE_ASSERT(quire_options_create(env, &group, 1, &again, NULL) == QUIRE_OK);
+  QUIRE_ASSERT(quire_options_read_yaml(again, "dump", quire_strbuf_text(&dump), dump.bytes, NULL) == QUIRE_OK);
+  int lines = 0;
+  for (size_t i = 0; i < dump.bytes; i++) {
+    lines += dump.data[i] == '\n';
   }
+  QUIRE_ASSERT(lines == quire_options_count(options));
+  for (int i = 0; i < quire_options_count(options); i++) {
+    const char *a = quire_options_at(options, i).value, *b = quire_options_at(again, i).value;
+    QUIRE_ASSERT(a && is_utf8(a) ? b && strcmp(a, b) == 0 : b == NULL);
+  }
+  QUIRE_ASSERT(config.flag == before->flag && config.number == before->number && config.bytes == before->bytes &&
+               memcmp(&config.real, &before->real, sizeof config.real) == 0 && config.choice == before->choice);
+  quire_options_destroy(again);
   quire_strbuf_fini(&dump);
+}
+
+/* A read ends well or says why, in one line. */
+static void check_read(enum quire_status status, const struct quire_error *error) {
+  QUIRE_ASSERT(status == QUIRE_OK || status == QUIRE_ERR_ARGUMENT);
+  QUIRE_ASSERT(status == QUIRE_OK || (error->text[0] && !strchr(error->text, '\n') && !strchr(error->where, '\n')));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -113,25 +122,28 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct quire_option_group group = {"Fuzz", rows, (int)(sizeof rows / sizeof *rows), &config};
   struct quire_options *options = NULL;
   char *text = calloc(1, size + 1);
-  if (!text || quire_options_create(&env, &group, 1, &options, NULL) != QUIRE_OK) {
-    abort();
+  QUIRE_ASSERT(text && quire_options_create(&env, &group, 1, &options, NULL) == QUIRE_OK);
+  if (size > 0) {
+    memcpy(text, data, size);
   }
-  memcpy(text, data, size);
   const char *pieces[ARGUMENTS_MAX + 1];
-  struct quire_error error;
+  struct quire_error error = {0};
+  enum quire_status status;
   int source = size ? data[0] % 3 : 0;
   const char *rest = size ? text + 1 : text;
   if (source == 0) {
-    quire_options_read_yaml(options, "fuzz.yaml", rest, size ? size - 1 : 0, &error);
+    status = quire_options_read_yaml(options, "fuzz.yaml", rest, size ? size - 1 : 0, &error);
   } else if (source == 1) {
     split(text + 1, pieces);
-    quire_options_read_environment(options, pieces, &error);
+    status = quire_options_read_environment(options, pieces, &error);
   } else {
     int count = split(text + 1, pieces);
-    quire_options_read_arguments(options, count, pieces, 2, &error);
+    status = quire_options_read_arguments(options, count, pieces, 2, &error);
+    QUIRE_ASSERT(quire_options_operand_count(options) <= 2);
   }
+  check_read(status, &error);
   check(&config);
-  round_trip(&env, options);
+  round_trip(&env, options, &config);
   quire_options_destroy(options);
   free(text);
   return 0;
