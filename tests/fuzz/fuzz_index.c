@@ -1,3 +1,4 @@
+// fuzz: runs=15000
 /* A model.safetensors.index.json from anywhere, in a folder with two good shards: it is refused in one line, or the two
  * shards are what it lists. The shards hold tensors "a", "b" and "c", "d" (see the corpus). */
 #include <stddef.h>
