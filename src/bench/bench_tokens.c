@@ -85,7 +85,8 @@ static enum quire_status measure(struct bench *bench, struct configs *configs, c
 /* What a step reads beside weights grows with the context: the same figures with it counted. */
 static void print_with_kv(const struct configs *configs, int32_t positions, double bytes, const double *ratios) {
   double kv = bench_token_kv_bytes(&configs->worker[0], positions);
-  printf("%.2f MB of KV a token, and of a read of both:", kv * 1e-6);
+  printf("%.2f MB of KV a token at position %d: a read of both is at most %.3f of the weight read; of a read of both:",
+         kv * 1e-6, positions, bytes / (bytes + kv));
   for (int i = 0; i < configs->count && i < CONFIGS; i++) {
     printf("%s %s %.3f", i > 0 ? "," : "", configs->count == 1 ? "one rank" : rows[i].name,
            ratios[i] * (bytes + kv) / bytes);

@@ -62,6 +62,7 @@ static const struct {
     {"prefill", "--model %M", "of products"},
     {"prefill", "--model %M --ranks 2", "x the time of replicated"},
     {"decode", "--model %M --decode-tokens 4", "of weight read"},
+    {"decode", "--model %M --decode-tokens 4 --ranks 2", "of the weight read; of a read of both: replicated"},
     {"capacity", "--model %M --budget 48M", "of twice one rank's"},
     {"tree", "", "of compare"},
     {"ttft", "--model %M", "chunks more than alone"},
