@@ -91,7 +91,7 @@ enum quire_status quire_options_read_arguments(struct quire_options *options, in
                                                int operands_max, struct quire_error *error_out);
 /* Every QUIRE_NAME of environ (NULL: the process' own, NULL-terminated "NAME=value" otherwise) whose NAME is a row. One
  * that no row has is logged as a warning, since the same shell may hold variables of other commands; QUIRE_TEST_... is
- * the tests' and left alone. */
+ * the tests' and QUIRE_LIBRARY the bindings', and both are left alone. */
 enum quire_status quire_options_read_environment(struct quire_options *options, const char *const *environ_or_null,
                                                  struct quire_error *error_out);
 /* A YAML mapping of names to scalars; anything else (nesting, lists, aliases, a name twice, an unknown name, a deed

@@ -12,6 +12,7 @@
 
 #define OPTION_ENVIRONMENT_PREFIX "QUIRE_"
 #define OPTION_TEST_PREFIX "QUIRE_TEST_"
+#define OPTION_LIBRARY "QUIRE_LIBRARY=" /* where bindings find libquire */
 
 /* ---- command line ---- */
 
@@ -188,7 +189,8 @@ enum quire_status quire_options_read_environment(struct quire_options *options, 
   const char *const *entries = environ_or_null ? environ_or_null : (const char *const *)environ;
   for (; entries && *entries; entries++) {
     bool ours = strncmp(*entries, OPTION_ENVIRONMENT_PREFIX, strlen(OPTION_ENVIRONMENT_PREFIX)) == 0 &&
-                strncmp(*entries, OPTION_TEST_PREFIX, strlen(OPTION_TEST_PREFIX)) != 0;
+                strncmp(*entries, OPTION_TEST_PREFIX, strlen(OPTION_TEST_PREFIX)) != 0 &&
+                strncmp(*entries, OPTION_LIBRARY, strlen(OPTION_LIBRARY)) != 0;
     if (ours && strchr(*entries, '=')) {
       enum quire_status status = read_variable(options, *entries, error_out);
       if (status != QUIRE_OK) {

@@ -328,8 +328,8 @@ static void sources_rank(void **state) {
 
 static void environment_of_others(void **state) {
   struct fixture *fixture = *state;
-  static const char *const environment[] = {"QUIRE_PROT=2", "QUIRE_=1",      "QUIRE_TEST_SEED=3",
-                                            "QUIRE_PORT",   "QUIRE_RATIO=x", NULL};
+  static const char *const environment[] = {
+      "QUIRE_PROT=2", "QUIRE_=1", "QUIRE_TEST_SEED=3", "QUIRE_LIBRARY=x", "QUIRE_PORT", "QUIRE_RATIO=x", NULL};
   expect_error(fixture, quire_options_read_environment(fixture->options, environment, &fixture->error), "QUIRE_RATIO",
                "must be a number from 0 to 1, not \"x\"");
   assert_string_equal(fixture->fail.log,
