@@ -23,9 +23,15 @@ struct quire_topk {
   bool wide;          /* the machine has AVX-512: same lists, faster */
 };
 
+#define QUIRE_TOPK_NEWCOMERS_MIN 512
 #define QUIRE_TOPK_NEWCOMERS 7168
-/* Room for k and for as many newcomers that cutting is rare; whole registers of 16. */
-static inline int32_t quire_topk_capacity(int32_t k) { return (k + QUIRE_TOPK_NEWCOMERS + 15) / 16 * 16; }
+/* Room for k and for as many newcomers that cutting is rare, but not for so many that most of a context enters before
+ * the first cut gives a threshold: 4 k of them, within bounds; whole registers of 16. */
+static inline int32_t quire_topk_capacity(int32_t k) {
+  int32_t newcomers = 4 * k > QUIRE_TOPK_NEWCOMERS_MIN ? 4 * k : QUIRE_TOPK_NEWCOMERS_MIN;
+  newcomers = newcomers < QUIRE_TOPK_NEWCOMERS ? newcomers : QUIRE_TOPK_NEWCOMERS;
+  return (k + newcomers + 15) / 16 * 16;
+}
 
 /* Cuts the list to its k best. */
 void quire_topk_cut(struct quire_topk *top);
