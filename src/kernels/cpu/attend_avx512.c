@@ -191,8 +191,8 @@ QUIRE_INLINE void quarters_store(float *out, __m512 low, __m512 high) {
   _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(low, second, high));
 }
 
-/* `heads` (8 or 1) heads x 32 dimensions from `rows`; acc[2h + side]. Loops over registers are flat and have constant
- * bounds: only then do both compilers unroll them and keep the sums in registers. */
+/* `heads` (8, 4 or 1) heads x 32 dimensions from `rows`; acc[2h + side]. Loops over registers are flat and have
+ * constant bounds: only then do both compilers unroll them and keep the sums in registers. */
 QUIRE_INLINE void block_bf16(const uint16_t *p, int64_t p_ld, int heads, const uint16_t *rows, int pairs, float *out) {
   __m512 acc[2 * HEADS];
   QUIRE_UNROLL
@@ -252,6 +252,9 @@ static void values_bf16(const uint16_t *p, int64_t p_ld, int heads, const uint16
     int h = 0;
     for (; h + HEADS <= heads; h += HEADS) {
       block_bf16(p + h * p_ld, p_ld, HEADS, rows + d, pairs, out + h * QUIRE_LATENT_DIM + d);
+    }
+    for (; h + HEADS / 2 <= heads; h += HEADS / 2) {
+      block_bf16(p + h * p_ld, p_ld, HEADS / 2, rows + d, pairs, out + h * QUIRE_LATENT_DIM + d);
     }
     for (; h < heads; h++) {
       block_bf16(p + h * p_ld, p_ld, 1, rows + d, pairs, out + h * QUIRE_LATENT_DIM + d);
