@@ -55,35 +55,44 @@ QUIRE_INLINE void quire_transpose16(__m512i *v) {
   }
 }
 
-/* Columns of 16 rows of 16 u32 in memory, `ld` bytes apart: quire_transpose16 with its first level done by loads that
- * bring halves of two rows together. column[c] holds rows 0 to 15. */
+/* 8 rows of 8 u32 in memory, `ld` bytes apart, on the way to columns: half of quire_transpose16 with its first level
+ * done by loads that bring halves of two rows together. Quarters of half[c]: column c, then c + 4 of rows 0-3, then
+ * both of rows 4-7. */
+QUIRE_INLINE void quire_transpose8_rows(const uint8_t *rows, int64_t ld, __m512i *half) {
+  __m512i a[4], t[4];
+  QUIRE_UNROLL
+  for (int j = 0; j < 4; j++) { /* j and j + 4 share a register */
+    const uint8_t *row = rows + j * ld;
+    __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)row);
+    __m256i high = _mm256_loadu_si256((const __m256i *)(const void *)(row + 4 * ld));
+    a[j] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  }
+  t[0] = _mm512_unpacklo_epi32(a[0], a[1]);
+  t[1] = _mm512_unpackhi_epi32(a[0], a[1]);
+  t[2] = _mm512_unpacklo_epi32(a[2], a[3]);
+  t[3] = _mm512_unpackhi_epi32(a[2], a[3]);
+  half[0] = _mm512_unpacklo_epi64(t[0], t[2]);
+  half[1] = _mm512_unpackhi_epi64(t[0], t[2]);
+  half[2] = _mm512_unpacklo_epi64(t[1], t[3]);
+  half[3] = _mm512_unpackhi_epi64(t[1], t[3]);
+}
+
+/* Column c of 16 rows of 8 u32, from the halves of rows 0-7 and 8-15. */
+QUIRE_INLINE __m512i quire_transposed_column(const __m512i *first, const __m512i *second, int c) {
+  return c < 4 ? _mm512_shuffle_i32x4(first[c], second[c], 0x88)
+               : _mm512_shuffle_i32x4(first[c - 4], second[c - 4], 0xdd);
+}
+
+/* Columns of 16 rows of 16 u32 in memory, `ld` bytes apart. column[c] holds rows 0 to 15. */
 QUIRE_INLINE void quire_transpose16_rows(const uint8_t *rows, int64_t ld, __m512i *column) {
   QUIRE_UNROLL
   for (int side = 0; side < 2; side++) { /* of the columns */
-    __m512i u[8];
+    __m512i half[2][4];
+    quire_transpose8_rows(rows + side * 32, ld, half[0]);
+    quire_transpose8_rows(rows + side * 32 + 8 * ld, ld, half[1]);
     QUIRE_UNROLL
-    for (int group = 0; group < 2; group++) { /* of the rows: 8 group + j and + 4 share a register */
-      __m512i a[4], t[4];
-      QUIRE_UNROLL
-      for (int j = 0; j < 4; j++) {
-        const uint8_t *row = rows + (8 * group + j) * ld + side * 32;
-        __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)row);
-        __m256i high = _mm256_loadu_si256((const __m256i *)(const void *)(row + 4 * ld));
-        a[j] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-      }
-      t[0] = _mm512_unpacklo_epi32(a[0], a[1]);
-      t[1] = _mm512_unpackhi_epi32(a[0], a[1]);
-      t[2] = _mm512_unpacklo_epi32(a[2], a[3]);
-      t[3] = _mm512_unpackhi_epi32(a[2], a[3]);
-      u[4 * group] = _mm512_unpacklo_epi64(t[0], t[2]);
-      u[4 * group + 1] = _mm512_unpackhi_epi64(t[0], t[2]);
-      u[4 * group + 2] = _mm512_unpacklo_epi64(t[1], t[3]);
-      u[4 * group + 3] = _mm512_unpackhi_epi64(t[1], t[3]);
-    }
-    QUIRE_UNROLL
-    for (int c = 0; c < 4; c++) { /* quarters of u[c]: column c, c + 4 of rows 0-3, then of 4-7; u[4 + c]: of 8-15 */
-      column[8 * side + c] = _mm512_shuffle_i32x4(u[c], u[4 + c], 0x88);
-      column[8 * side + c + 4] = _mm512_shuffle_i32x4(u[c], u[4 + c], 0xdd);
+    for (int c = 0; c < 8; c++) {
+      column[8 * side + c] = quire_transposed_column(half[0], half[1], c);
     }
   }
 }

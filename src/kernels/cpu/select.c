@@ -19,7 +19,8 @@
 
 /* Scratch of one thread. */
 struct workspace {
-  float *stage;           /* [QUIRE_SELECT_STAGE] */
+  float *stage[2];        /* [QUIRE_SELECT_STAGE] each, in turn */
+  uint8_t *keys;          /* [QUIRE_SELECT_KEYS][128 floats, or as many codes] that do not lie side by side */
   float *q;               /* [TILE_ROWS][heads][128] staged */
   float *w;               /* [TILE_ROWS][heads] */
   struct quire_topk *top; /* [TILE_ROWS] */
@@ -48,7 +49,7 @@ static_assert(sizeof(struct select_run) <= QUIRE_STREAM_ARGS_BYTES_MAX, "argumen
 static int64_t workspace_bytes(int32_t heads, int32_t topk) {
   QUIRE_ASSERT(heads > 0 && topk > 0);
   int64_t capacity = quire_topk_capacity(topk);
-  return quire_cpu_padded(QUIRE_SELECT_STAGE * (int64_t)sizeof(float)) +
+  return 3 * quire_cpu_padded(QUIRE_SELECT_STAGE * (int64_t)sizeof(float)) +
          quire_cpu_padded((int64_t)TILE_ROWS * heads * QUIRE_INDEX_DIM * (int64_t)sizeof(float)) +
          quire_cpu_padded((int64_t)TILE_ROWS * heads * (int64_t)sizeof(float)) +
          quire_cpu_padded(TILE_ROWS * (int64_t)sizeof(struct quire_topk)) +
@@ -73,7 +74,9 @@ static struct workspace workspace_of(const struct quire_select *op, int member) 
   uintptr_t base = ((uintptr_t)op->scratch + 63) & ~(uintptr_t)63;
   uint8_t *at = (uint8_t *)base + workspace_bytes(op->heads, op->topk) * member;
   struct workspace ws;
-  ws.stage = (float *)carve(&at, QUIRE_SELECT_STAGE * (int64_t)sizeof(float));
+  ws.stage[0] = (float *)carve(&at, QUIRE_SELECT_STAGE * (int64_t)sizeof(float));
+  ws.stage[1] = (float *)carve(&at, QUIRE_SELECT_STAGE * (int64_t)sizeof(float));
+  ws.keys = carve(&at, QUIRE_SELECT_STAGE * (int64_t)sizeof(float));
   ws.q = (float *)carve(&at, (int64_t)TILE_ROWS * op->heads * QUIRE_INDEX_DIM * (int64_t)sizeof(float));
   ws.w = (float *)carve(&at, (int64_t)TILE_ROWS * op->heads * (int64_t)sizeof(float));
   ws.top = (struct quire_topk *)carve(&at, TILE_ROWS * (int64_t)sizeof(struct quire_topk));
@@ -143,20 +146,22 @@ static void row_stage(const struct select_run *run, const struct workspace *ws, 
   }
 }
 
-/* Decodes keys [position, position + count) into the stage; their scales (1 in format f32) into scales [64]. Lanes that
- * have no key are zeros. */
-static void keys_stage(const struct select_run *run, const struct quire_kv_source *source, float *stage,
-                       int32_t position, int32_t count, float *scales) {
-  QUIRE_ASSERT(count > 0 && count <= QUIRE_SELECT_KEYS);
-  const struct quire_select *op = &run->op;
-  const uint8_t *keys[QUIRE_SELECT_KEYS];
+/* The keys at [position, end), as many as a stage takes, where they lie side by side or else copied; behind `end`
+ * zeros. Their scales (1 in format f32, and behind the end) into scales [64]. */
+static struct quire_select_keys keys_at(const struct quire_select *op, const struct quire_kv_source *source,
+                                        const struct workspace *ws, int32_t position, int32_t end, float *scales) {
+  QUIRE_ASSERT(position < end && end <= source->end);
   bool quantised = op->format != QUIRE_KV_F32;
-  int64_t key_bytes = op->part.piece[0].row_bytes;
+  size_t key_bytes = (size_t)op->part.piece[0].row_bytes;
   QUIRE_ASSERT(!quantised || op->part.piece[1].row_bytes == (int32_t)sizeof(float));
+  int32_t count = end - position < QUIRE_SELECT_KEYS ? end - position : QUIRE_SELECT_KEYS;
+  struct quire_select_keys keys = {ws->keys, quantised};
   for (int32_t i = 0; i < count;) {
     struct quire_span span = quire_span_at(source, &op->part, position + i, count - i);
-    for (int32_t j = 0; j < span.rows; j++) {
-      keys[i + j] = span.piece[0] + j * key_bytes;
+    if (span.rows == QUIRE_SELECT_KEYS) {
+      keys.rows = span.piece[0];
+    } else {
+      memcpy(ws->keys + (size_t)i * key_bytes, span.piece[0], (size_t)span.rows * key_bytes);
     }
     if (quantised) {
       memcpy(scales + i, span.piece[1], (size_t)span.rows * sizeof(float));
@@ -166,15 +171,15 @@ static void keys_stage(const struct select_run *run, const struct quire_kv_sourc
   for (int32_t i = quantised ? count : 0; i < QUIRE_SELECT_KEYS; i++) {
     scales[i] = 1.0f;
   }
-  for (int32_t i = count; i < QUIRE_SELECT_KEYS; i++) {
-    keys[i] = NULL;
+  if (count < QUIRE_SELECT_KEYS) {
+    memset(ws->keys + (size_t)count * key_bytes, 0, (size_t)(QUIRE_SELECT_KEYS - count) * key_bytes);
   }
-  run->isa->stage_keys(keys, quantised, stage);
+  return keys;
 }
 
 /* The keys at [position, end), as far as one stage and one run of them go: what scoring asks for, so that they arrive
- * while others are scored. Their scales, a few lines, are asked for here. (Always inline: gcc takes a function that
- * only prefetches for one without effect, and drops its calls.) */
+ * before they are staged beside the next. Their scales, a few lines, are asked for here. (Always inline: gcc takes a
+ * function that only prefetches for one without effect, and drops its calls.) */
 QUIRE_INLINE void keys_ask(const struct quire_select *op, const struct quire_kv_source *source, int32_t position,
                            int32_t end, struct quire_select_score *score_out) {
   QUIRE_DEBUG(position >= 0);
@@ -207,14 +212,20 @@ static void tile_score(const struct select_run *run, const struct workspace *ws,
     return;
   }
   const struct quire_kv_source *source = &op->rows.sources[op->rows.source_of[tile.begin]];
-  QUIRE_ASSERT(end <= source->end);
-  for (int32_t position = begin; position < end; position += QUIRE_SELECT_KEYS) {
-    float scales[QUIRE_SELECT_KEYS];
+  float scales[2][QUIRE_SELECT_KEYS];
+  int turn = 0;
+  run->isa->stage_keys(keys_at(op, source, ws, begin, end, scales[turn]), ws->stage[turn]);
+  for (int32_t position = begin; position < end; position += QUIRE_SELECT_KEYS, turn ^= 1) {
     float scores[QUIRE_SELECT_KEYS];
-    int32_t count = end - position < QUIRE_SELECT_KEYS ? end - position : QUIRE_SELECT_KEYS;
-    keys_stage(run, source, ws->stage, position, count, scales);
-    struct quire_select_score score = {.stage = ws->stage, .heads = op->heads, .quantised = op->format != QUIRE_KV_F32};
-    keys_ask(op, source, position + QUIRE_SELECT_KEYS, end, &score);
+    int32_t next = position + QUIRE_SELECT_KEYS;
+    int32_t count = next < end ? QUIRE_SELECT_KEYS : end - position;
+    struct quire_select_score score = {.heads = op->heads, .quantised = op->format != QUIRE_KV_F32};
+    score.stage = ws->stage[turn];
+    score.next_stage = ws->stage[turn ^ 1];
+    if (next < end) { /* some row sees them, so some row sees these */
+      score.next = keys_at(op, source, ws, next, end, scales[turn ^ 1]);
+    }
+    keys_ask(op, source, next + QUIRE_SELECT_KEYS, end, &score);
     for (int32_t row = tile.begin; row < tile.end; row++) {
       int32_t slot = row - tile.begin;
       int32_t seen = op->rows.limit[row] - position;
@@ -225,8 +236,9 @@ static void tile_score(const struct select_run *run, const struct workspace *ws,
       score.w = ws->w + (int64_t)slot * op->heads;
       run->isa->score(&score, scores);
       score.ask_lines = 0;
+      score.next.rows = NULL;
       for (int i = 0; i < QUIRE_SELECT_KEYS; i++) {
-        scores[i] = scales[i] * scores[i];
+        scores[i] = scales[turn][i] * scores[i];
       }
       quire_topk_push(&ws->top[slot], scores, position, seen < count ? seen : count);
     }
@@ -370,21 +382,20 @@ static void stage_query(const uint8_t *codes, float *stage) {
   }
 }
 
-static void stage_keys(const uint8_t *const *keys, bool quantised, float *stage) {
+static void stage_keys(struct quire_select_keys keys, float *stage) {
+  int swap = keys.quantised ? 1 : 0;
   for (int lane = 0; lane < QUIRE_SELECT_KEYS; lane++) {
-    float row[QUIRE_INDEX_DIM] = {0};
-    int swap = 0;
-    if (keys[lane] != NULL && quantised) {
-      swap = 1;
+    float row[QUIRE_INDEX_DIM];
+    if (keys.quantised) {
       for (int i = 0; i < QUIRE_INDEX_DIM; i += 16) {
         uint16_t wide[16];
-        quire_h16 v = h16_of_e4m3(keys[lane] + i);
+        quire_h16 v = h16_of_e4m3(keys.rows + lane * QUIRE_INDEX_DIM + i);
         memcpy(wide, &v, sizeof v);
         f8_store(row + i, f8_of_bf16(wide));
         f8_store(row + i + 8, f8_of_bf16(wide + 8));
       }
-    } else if (keys[lane] != NULL) {
-      memcpy(row, keys[lane], sizeof row);
+    } else {
+      memcpy(row, keys.rows + lane * sizeof row, sizeof row);
     }
     for (int i = 0; i < QUIRE_INDEX_DIM; i++) {
       stage[i * QUIRE_SELECT_KEYS + lane] = row[i ^ swap];
@@ -437,6 +448,9 @@ static void score(const struct quire_select_score *score, float *scores_out) {
     for (int j = 0; j < 4; j++) {
       f8_store(scores_out + half + j * 8, sum[j]);
     }
+  }
+  if (score->next.rows != NULL) {
+    stage_keys(score->next, score->next_stage);
   }
 }
 
