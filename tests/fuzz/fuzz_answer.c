@@ -1,4 +1,4 @@
-// fuzz: runs=25000
+// fuzz: runs=16000
 /* The text of an answer, token by token, against its slow definition: the whole text, searched for stops and split
  * where it should be. The first byte holds the options, the second the tokenizer and how the text falls into tokens;
  * then stops, each ended by NUL, as many as the third says; the rest is the text. Each delta is UTF-8. The parts alone,

@@ -1,4 +1,4 @@
-// fuzz: runs=500000
+// fuzz: runs=400000
 /* Trailers of bundles as a disk or a peer could hand them over: decoded or refused, and what is decoded encodes to the
  * same bytes. A bundle that is sealed here, of the same bytes, is good, and with one bit of it changed it is not. */
 #include <stddef.h>

@@ -1,4 +1,4 @@
-// fuzz: runs=50000
+// fuzz: runs=80000
 /* Commands of the public interface to the banks of a worker, and host memory that anybody may have written. The first
  * byte is the layout; then steps: a command whose fields are mostly good, one of 64 bytes as they come, or bytes for
  * host memory. Each rank refuses a command with a reason or answers it once; what was packed unpacks; a page whose

@@ -1,4 +1,4 @@
-// fuzz: runs=200000
+// fuzz: runs=150000
 /* config.json and generation_config.json from anywhere: what is accepted keeps the promises the forward pass builds on,
  * and is the same with its keys in another order and its numbers written another way. */
 #include <stddef.h>

@@ -1,4 +1,4 @@
-// fuzz: runs=200000
+// fuzz: runs=800000
 /* The JSON reader: any bytes, and on what parses every kind of question about every key. An answer is the value that is
  * there, or the fallback, and fails exactly where the value is another kind or out of bounds. */
 #include <stddef.h>

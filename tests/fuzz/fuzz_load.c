@@ -1,5 +1,5 @@
 // ctest: sources=src/bench/load_response.c,src/bench/load_event.c
-// fuzz: runs=300000
+// fuzz: runs=500000
 /* What a server answers to the load client. The first byte says how the rest is cut; cut or whole, tokens, counts,
  * outcome and note are the same. What else holds, on the same bytes as an event: looking for keys finds what a parser
  * finds. */

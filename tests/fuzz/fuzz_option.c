@@ -1,4 +1,4 @@
-// fuzz: runs=70000
+// fuzz: runs=150000
 /* The option table's YAML, environment and command line: any bytes are refused in one line or accepted, what was
  * accepted is within bounds, and the dump of it sets the same. The first byte chooses the source. */
 #include <stddef.h>

@@ -1,4 +1,4 @@
-// fuzz: runs=1500000
+// fuzz: runs=4000000
 /* Step plans as another process could hand them over: a plan that passes its check must be safe to walk. */
 #include <stddef.h>
 #include <stdint.h>

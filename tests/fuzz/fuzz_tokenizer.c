@@ -1,4 +1,4 @@
-// fuzz: runs=4000
+// fuzz: runs=3000
 /* Two things in one target, told apart by the first byte.
  *
  *   '{'    a tokenizer.json, then optionally a NUL and a text for it, then optionally a NUL and a

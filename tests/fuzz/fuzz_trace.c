@@ -1,5 +1,5 @@
 // ctest: sources=src/bench/trace_file.c
-// fuzz: runs=500000
+// fuzz: runs=1500000
 /* Traces of requests: refused in one line, or every line is the JSON object that a parser sees, and the trace, written
  * down again, reads as itself. */
 #include <inttypes.h>

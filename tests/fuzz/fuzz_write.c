@@ -1,4 +1,4 @@
-// fuzz: runs=80000
+// fuzz: runs=200000
 /* What is written for others to read, of any text: JSON, lines of the log as JSON, roff. Read again it is the text. */
 #include <math.h>
 #include <stddef.h>
