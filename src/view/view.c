@@ -303,6 +303,7 @@ enum quire_status quire_view_create(const struct quire_env *env, const struct qu
   view->env = env;
   view->config = *config;
   view->links = *links;
+  view->fault_page = (quire_page){QUIRE_PAGE_NONE};
   view->pointers_max = config->limits.entries_max * config->request_pages_max;
   row_bytes(config->parts, view->row_bytes);
   struct quire_view_memory memory = quire_view_bytes(config);

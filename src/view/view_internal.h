@@ -104,7 +104,7 @@ struct quire_view {
   uint64_t *hashes; /* debug: [parts][local pages][page_tokens] of the rows this rank stores; else NULL */
   struct quire_error debug_error;
   int32_t fault;         /* QUIRE_STEP_FAULT_* of the running step */
-  quire_page fault_page; /* that a foreign write went to */
+  quire_page fault_page; /* that this rank's foreign write went to, or QUIRE_PAGE_NONE */
 };
 
 /* Memory of the request's page table. */

@@ -218,6 +218,48 @@ static void what_was_not_found_says_why(void **unused) {
   }
 }
 
+/* A prompt to its end, in an engine that has had others. */
+static void prefill(struct quire_engine *engine, const struct exact_cell *like, const int32_t *from, int32_t count) {
+  struct exact_cell cell = *like;
+  struct quire_error error = {0};
+  struct quire_engine_event event = {0};
+  cell.tokens = from;
+  cell.length = count;
+  cell.new_max = 0;
+  struct quire_engine_request request = exact_request(&cell);
+  enum quire_status status = quire_engine_start(engine, &request, NULL, &error);
+  while (status == QUIRE_OK && event.kind != QUIRE_EVENT_DONE) {
+    status = quire_engine_step(engine, &event, &error);
+  }
+  assert_int_equal(status, QUIRE_OK);
+  quire_engine_finish(engine);
+}
+
+/* One rank writes into another's page in the last step of a request; the step behind it reads pages of another request,
+ * the first of the pool among them. */
+static void a_page_that_nobody_touched_is_no_trace(void **unused) {
+  (void)unused;
+  struct exact_cell cell = shared_cell(QUIRE_VIEW_PEER, "threads");
+  struct quire_engine_config config = exact_engine_config(&cell, PROMPT + 16, 1000);
+  config.debug_shared_kv = true;
+  config.fault = QUIRE_VIEW_FAULT_FOREIGN_WRITE;
+  struct quire_error error = {0};
+  struct quire_engine_stats stats;
+  for (int pass = 0; pass < 2; pass++) {
+    struct quire_engine *engine = NULL;
+    assert_int_equal(quire_engine_create(quire_env_default(), &config, &engine, &error), QUIRE_OK);
+    prefill(engine, &cell, tokens, CHUNK);
+    prefill(engine, &cell, tokens + CHUNK, CHUNK + 20);
+    quire_engine_stats(engine, &stats);
+    config.fault_epoch = (uint64_t)stats.steps;
+    prefill(engine, &cell, tokens, CHUNK + 20);
+    quire_engine_stats(engine, &stats);
+    quire_engine_destroy(engine);
+  }
+  assert_int_equal(stats.fault, QUIRE_STEP_FAULT_PLACED);
+  assert_int_equal(quire_engine_judge_fault(&config, &stats, &error), QUIRE_ERR_STATE);
+}
+
 /* Put in, read by a step that looked, and the step did not fail: that alone is a failure. */
 static void what_should_have_been_found_is_a_failure(void **unused) {
   (void)unused;
@@ -239,9 +281,13 @@ static void what_should_have_been_found_is_a_failure(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(each_fault_is_found),          cmocka_unit_test(any_number_of_ranks_finds_it),
-      cmocka_unit_test(all_is_quiet_without_a_fault), cmocka_unit_test(the_switch_finds_it),
-      cmocka_unit_test(what_was_not_found_says_why),  cmocka_unit_test(what_should_have_been_found_is_a_failure),
+      cmocka_unit_test(each_fault_is_found),
+      cmocka_unit_test(any_number_of_ranks_finds_it),
+      cmocka_unit_test(all_is_quiet_without_a_fault),
+      cmocka_unit_test(the_switch_finds_it),
+      cmocka_unit_test(what_was_not_found_says_why),
+      cmocka_unit_test(a_page_that_nobody_touched_is_no_trace),
+      cmocka_unit_test(what_should_have_been_found_is_a_failure),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
