@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/utf8.h"
 #include "bench/load_event.h"
 
 #define LENGTH_MAX ((int64_t)1 << 48)
@@ -34,11 +35,27 @@ void load_response_begin(struct load_response *response, load_token_fn *on_token
   quire_strbuf_clear(&response->line);
 }
 
-/* The outcome, and its note: as much of the text as has room. */
+/* As much of the text as has room, on one line: whoever wrote it must not move a terminal's cursor. */
+static void keep_note(struct load_response *r, const char *text, size_t bytes) {
+  const uint8_t *at = (const uint8_t *)text, *end = at + (bytes < LOAD_NOTE_BYTES ? bytes : LOAD_NOTE_BYTES - 1);
+  char *to = r->note;
+  while (at < end) {
+    const size_t valid = quire_utf8_valid(at, end);
+    const bool control = *at < ' ' || *at == 127 || (valid == 2 && at[0] == 0xC2 && at[1] < 0xA0);
+    if (valid > 0 && !control) {
+      memcpy(to, at, valid);
+      to += valid;
+    } else {
+      *to++ = ' ';
+    }
+    at += valid > 0 ? valid : 1;
+  }
+  *to = '\0';
+}
+
+/* The outcome, and its note. */
 static enum load_outcome over(struct load_response *r, enum load_outcome outcome, const char *note, size_t bytes) {
-  const size_t kept = bytes < LOAD_NOTE_BYTES - 1 ? bytes : LOAD_NOTE_BYTES - 1;
-  memcpy(r->note, note, kept);
-  r->note[kept] = '\0';
+  keep_note(r, note, bytes);
   const bool whole = outcome == LOAD_OK || (outcome >= LOAD_HTTP_4XX && outcome <= LOAD_STREAM_ERROR);
   r->keep = r->keep && whole;
   return outcome;

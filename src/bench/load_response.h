@@ -32,8 +32,8 @@ struct load_response {
   bool begun; /* a byte has come */
   bool keep;  /* with an outcome: the connection can carry another request */
   int32_t prompt_tokens, completion_tokens, cached_tokens; /* -1: the server did not say */
-  char note[LOAD_NOTE_BYTES];                              /* with an outcome: what was said; "" for nothing */
-  bool no_memory;                                          /* the answer cannot be read to its end */
+  char note[LOAD_NOTE_BYTES]; /* with an outcome: what was said, without control characters; "" for nothing */
+  bool no_memory;             /* the answer cannot be read to its end */
 
   /* private */
   load_token_fn *on_token;

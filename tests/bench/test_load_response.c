@@ -72,6 +72,9 @@ static void test_answers(void **state) {
        false, ""},
       {"HTTP/1.1 200 OK\r\n" STREAM "\r\ndata: {\"error\":1}\n\ndata: {\"error\":2}\n\n", LOAD_STREAM_ERROR, 200, 0,
        false, "{\"error\":1}"},
+      /* a note goes to a terminal: no control characters of ASCII or beyond, nothing that is no UTF-8 */
+      {"HTTP/1.1 500 No\r\nContent-Length: 12\r\n\r\na\n\033[2J\xff\xc2\x9b\xc3\xa9\x7f", LOAD_HTTP_5XX, 500, 0, true,
+       "a  [2J  \xc3\xa9 "},
       {"", LOAD_RESET, 0, 0, false, "gone"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
